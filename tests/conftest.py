@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a machine with a GPU has neither of their packages
     from demo_server import Server
     from paged_client import Client
 
-for folder in ("", "core", "faults", "grammar", "process"):
+for folder in ("", "core", "faults", "grammar", "process", "ranks"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # The time that an example takes depends on the machine and on what else it does.

@@ -11,7 +11,7 @@ from checkpoints import make_checkpoint
 from paged_backend.core.compiling import GrammarCompiler
 from paged_backend.core.drafter import Drafter
 from paged_backend.engine.engine import Engine
-from paged_backend.engine.worker import Worker
+from paged_backend.engine.executors import open_executor
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.outputs import SequenceOutput
 from paged_backend.values.request import Request
@@ -111,7 +111,7 @@ def make_engine(
     """An engine in float32 over a small pool."""
     values = {"dtype": "float32", "kv_cache_memory_bytes": 16 * 2**20, **options}
     config = EngineConfig.from_mapping({"model": str(folder), **values})
-    return Engine(config, Worker(config, folder), drafter, grammars)
+    return Engine(config, open_executor(config, folder), drafter, grammars)
 
 
 def run(engine: Engine, work: Work) -> dict[str, list[SequenceOutput]]:

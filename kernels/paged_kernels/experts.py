@@ -214,6 +214,7 @@ def experts(
     alpha: float = 1.0,
     limit: float | None = None,
     up_offset: float = 0.0,
+    has_absent: bool = False,
 ) -> Tensor:
     """Compute the weighted sum of the outputs of each row's experts.
 
@@ -233,6 +234,7 @@ def experts(
         alpha: factor in the sigmoid.
         limit: gate is at most this, and up is between its negative and this.
         up_offset: added to up.
+        has_absent: `expert_ids` may have num_experts, for experts with an output of zeros.
 
     Returns:
         [rows, hidden] in the dtype of `x`.
@@ -257,7 +259,8 @@ def experts(
             check_tensor(f"{name}_bias", bias, (num_experts, size), x.dtype, like=x)
     num_pairs = rows * top_k
     activated = x.new_empty(num_pairs, both // 2)
-    outputs, out = x.new_empty(num_pairs, hidden), torch.empty_like(x)
+    outputs = (x.new_zeros if has_absent else x.new_empty)(num_pairs, hidden)
+    out = torch.empty_like(x)
     if rows == 0:
         return out
     config = experts_config(triton.cdiv(num_pairs, num_experts), x.element_size())

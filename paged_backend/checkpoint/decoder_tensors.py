@@ -32,7 +32,8 @@ def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorS
     for norm in shape.variant.norms.names:
         yield f"{norm}.weight", _norm(shape, hidden)
     for name, size in shape.attention_parts.items():
-        yield from linear_tensors(f"self_attn.{name}", hidden, size, biases.qkv, shard=0)
+        sections = shape.attention_sections if shape.variant.fused_qkv else ()
+        yield from linear_tensors(f"self_attn.{name}", hidden, size, biases.qkv, 0, sections)
     yield from linear_tensors("self_attn.o_proj", query, hidden, biases.output, shard=1)
     moe = shape.moe_of(index)
     yield from _mlp_tensors(shape) if moe is None else moe_tensors(moe)
@@ -45,7 +46,8 @@ def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorS
 def _mlp_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
     hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.variant.biases.mlp
     for name, size in shape.mlp_parts.items():
-        yield from linear_tensors(f"mlp.{name}", hidden, size, bias, shard=0)
+        sections = (inner, inner) if shape.variant.fused_gate_up else ()
+        yield from linear_tensors(f"mlp.{name}", hidden, size, bias, 0, sections)
     yield from linear_tensors("mlp.down_proj", inner, hidden, bias, shard=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from paged_backend.checkpoint.moe import MoeShape
 from paged_backend.checkpoint.tensors import Role, TensorSpec, linear_tensors
@@ -38,13 +39,19 @@ def _separate_experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
         for name, (inputs, outputs, shard) in projections.items():
             for part, spec in linear_tensors(name, inputs, outputs, moe.bias, shard):
                 role = Role.EXPERT if spec.role is Role.LINEAR else spec.role
-                yield f"{expert}.{part}", TensorSpec(spec.shape, role, spec.shard)
+                yield (
+                    f"{expert}.{part}",
+                    replace(spec, role=role, experts=range(expert, expert + 1)),
+                )
 
 
 def _fused_experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
     count, hidden, inner = moe.num_experts, moe.hidden_size, moe.intermediate_size
-    yield "gate_up_proj", TensorSpec((count, hidden, 2 * inner), Role.EXPERT, 2)
-    yield "down_proj", TensorSpec((count, inner, hidden), Role.EXPERT, 1)
-    if moe.bias:
-        yield "gate_up_proj_bias", TensorSpec((count, 2 * inner), Role.BIAS, 1)
-        yield "down_proj_bias", TensorSpec((count, hidden), Role.BIAS)
+    for name, spec in {
+        "gate_up_proj": TensorSpec((count, hidden, 2 * inner), Role.EXPERT, 2),
+        "down_proj": TensorSpec((count, inner, hidden), Role.EXPERT, 1),
+        "gate_up_proj_bias": TensorSpec((count, 2 * inner), Role.BIAS, 1),
+        "down_proj_bias": TensorSpec((count, hidden), Role.BIAS, is_added_once=True),
+    }.items():
+        if moe.bias or spec.role is Role.EXPERT:
+            yield name, replace(spec, experts=range(count))

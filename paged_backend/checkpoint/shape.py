@@ -169,10 +169,16 @@ class ModelShape:
     @property
     def attention_parts(self) -> dict[str, int]:
         """The checkpoint's names of the weights of queries, keys and values, and their sizes."""
-        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        sections = self.attention_sections
         if self.variant.fused_qkv:
-            return {"qkv_proj": query + 2 * key}
-        return {"q_proj": query, "k_proj": key, "v_proj": key}
+            return {"qkv_proj": sum(sections)}
+        return dict(zip(("q_proj", "k_proj", "v_proj"), sections, strict=True))
+
+    @property
+    def attention_sections(self) -> tuple[int, int, int]:
+        """The sizes of queries, keys and values."""
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return query, key, key
 
     @property
     def mlp_parts(self) -> dict[str, int]:

@@ -34,13 +34,21 @@ class TensorSpec:
     Attributes:
         shape: sizes of its dimensions.
         role: what the model does with it.
-        shard: the dimension to cut for tensor parallelism, as matrix products divide; in a fused
-            layer each part is cut by itself. None if each rank needs the whole tensor.
+        shard: the dimension to cut for tensor parallelism, as matrix products divide. None if each
+            rank needs the whole tensor.
+        sections: sizes of the parts of that dimension in a fused layer, each of which is cut by
+            itself; empty for one part.
+        is_added_once: the tensor is the bias of a layer that is divided along its inputs, so that
+            only one rank adds it.
+        experts: numbers of the experts that the tensor belongs to, one or all; None for none.
     """
 
     shape: tuple[int, ...]
     role: Role
     shard: int | None = None
+    sections: tuple[int, ...] = ()
+    is_added_once: bool = False
+    experts: range | None = None
 
     @property
     def num_elements(self) -> int:
@@ -53,9 +61,11 @@ Tensors = dict[str, TensorSpec]
 
 
 def linear_tensors(
-    name: str, inputs: int, outputs: int, bias: bool, shard: int
+    name: str, inputs: int, outputs: int, bias: bool, shard: int, sections: tuple[int, ...] = ()
 ) -> Iterator[tuple[str, TensorSpec]]:
     """Yield the tensors of a linear layer; `shard` is the dimension of the weight to divide."""
-    yield f"{name}.weight", TensorSpec((outputs, inputs), Role.LINEAR, shard)
-    if bias:  # if a layer is divided along its inputs, one rank adds the whole bias
-        yield f"{name}.bias", TensorSpec((outputs,), Role.BIAS, shard=0 if shard == 0 else None)
+    yield f"{name}.weight", TensorSpec((outputs, inputs), Role.LINEAR, shard, sections)
+    if bias and shard == 0:
+        yield f"{name}.bias", TensorSpec((outputs,), Role.BIAS, 0, sections)
+    elif bias:
+        yield f"{name}.bias", TensorSpec((outputs,), Role.BIAS, is_added_once=True)

@@ -12,8 +12,9 @@ from tqdm import tqdm
 from paged_backend.checkpoint.gguf.source import GgufTensors
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.safetensors_files import SafetensorsFiles
+from paged_backend.checkpoint.shares import Share, Shares
 from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTensor
-from paged_backend.checkpoint.tensor_names import is_ignored, targets
+from paged_backend.checkpoint.tensor_names import is_ignored, targets, usual_name
 from paged_backend.checkpoint.tensor_source import SourceTensor, TensorSource
 from paged_backend.checkpoint.tensors import Role, Tensors
 from paged_backend.values.errors import ConfigError
@@ -24,11 +25,16 @@ BAR_AFTER_S = 1.0  # a load that ends sooner shows no progress bar
 _FILLS = {Role.NORM: 1.0, Role.OFFSET_NORM: 0.0}
 
 
-def load_weights(checkpoint: Path, parameters: Mapping[str, Parameter]) -> None:
+def load_weights(
+    checkpoint: Path, parameters: Mapping[str, Parameter], shares: Shares | None = None
+) -> None:
     """Fill every parameter from the checkpoint's tensor of that name, with a progress bar.
 
-    `parameters` maps a tensor's name to the memory it belongs in, of the same shape; the dtype may
-    differ. Optional parameters may be missing.
+    Args:
+        checkpoint: a folder of safetensors files, or a GGUF file.
+        parameters: the memory that a tensor belongs in, by the tensor's name. It has the shape of
+            the tensor, or of its share; the dtype may differ. Optional ones may be missing.
+        shares: what this rank has of the tensors that are divided; None for a model without ranks.
 
     Raises:
         ConfigError: a file or tensor is missing, damaged, unknown, or of the wrong shape.
@@ -43,10 +49,11 @@ def load_weights(checkpoint: Path, parameters: Mapping[str, Parameter]) -> None:
         for entry in source:
             bar.update(entry.num_bytes)
             names = targets(entry.name, parameters)
-            if not names and not is_ignored(entry.name):
+            is_needed = not is_ignored(entry.name) and not _is_elsewhere(entry.name, shares)
+            if not names and is_needed:
                 raise ConfigError(f"{entry.origin} has no place in this architecture")
             for name in names:
-                _fill(parameters[name], entry)
+                _fill(parameters[name], _shared(entry, parameters[name], (shares or {}).get(name)))
             missing.difference_update(names)
     if missing:
         raise ConfigError(
@@ -55,31 +62,56 @@ def load_weights(checkpoint: Path, parameters: Mapping[str, Parameter]) -> None:
         )
 
 
-def random_weights(parameters: Mapping[str, Parameter], tensors: Tensors, seed: int) -> None:
+def random_weights(
+    parameters: Mapping[str, Parameter], tensors: Tensors, seed: int, shares: Shares | None = None
+) -> None:
     """Let norms do nothing, and fill other parameters with seeded numbers of deviation 0.02.
 
     Args:
         parameters: the memory of each tensor, by its name.
-        tensors: what the tensors are, by the same names.
+        tensors: what the tensors of the whole model are, by the same names.
         seed: seed of the numbers.
+        shares: see `load_weights`; all ranks together have the numbers of a model without ranks.
     """
     device = next(p.device for p in parameters.values() if isinstance(p, Tensor))
     generator = torch.Generator(device).manual_seed(seed)
     for name, spec in tensors.items():
-        parameter = parameters[name]
-        if isinstance(parameter, Tensor):
-            weight = parameter
-        else:
+        parameter = parameters.get(name)
+        if parameter is None:  # another rank's; this one's numbers are those that follow
+            weight = torch.empty(spec.shape, device=device)
+        elif not isinstance(parameter, Tensor):
             weight = torch.empty(spec.shape, device=device)
             parameter.fill(weight, f"random tensor {name}")
+        elif parameter.shape == spec.shape:
+            weight = parameter
+        else:
+            weight = parameter.new_empty(spec.shape)
         if spec.role in _FILLS:
             weight.fill_(_FILLS[spec.role])
         else:
             weight.normal_(0, 0.02, generator=generator)
+        if isinstance(parameter, Tensor) and shares is not None and name in shares:
+            parameter.copy_(shares[name].take(weight))
 
 
 def _open(checkpoint: Path) -> TensorSource:
     return GgufTensors(checkpoint) if is_gguf(checkpoint) else SafetensorsFiles(checkpoint)
+
+
+def _is_elsewhere(name: str, shares: Shares | None) -> bool:
+    """Return whether a tensor belongs to a layer that this rank does not have."""
+    share = (shares or {}).get(f"{usual_name(name).rpartition('.')[0]}.weight")
+    return share is not None and share.is_elsewhere
+
+
+def _shared(entry: SourceTensor, parameter: Parameter, share: Share | None) -> SourceTensor:
+    """Return a tensor, or this rank's share of it if the parameter has memory for no more."""
+    if share is None or (
+        isinstance(parameter, StoredTensor) and parameter.kind.shape == share.whole
+    ):
+        return entry
+    tensor = entry.tensor.flatten() if len(share.whole) == 1 else entry.tensor
+    return entry._replace(tensor=share.take(tensor)) if tensor.shape == share.whole else entry
 
 
 def _fill(parameter: Parameter, entry: SourceTensor) -> None:

@@ -17,6 +17,7 @@ from paged_backend.values.options.generation import GenerationOptions, resolved_
 from paged_backend.values.options.lifetime import LifetimeOptions
 from paged_backend.values.options.limits import LimitOptions
 from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.options.parallel import ParallelOptions
 from paged_backend.values.options.reporting import ReportingOptions
 from paged_backend.values.options.responses import ResponseOptions
 from paged_backend.values.options.scheduling import SchedulingOptions
@@ -34,6 +35,7 @@ _CONCERNS: dict[str, type[DataclassInstance]] = {
     "steps and their order": SchedulingOptions,
     "KV cache": CacheOptions,
     "CPUs": CpuOptions,
+    "ranks": ParallelOptions,
     "chat templates": ChatTemplateOptions,
     "sampling defaults": GenerationOptions,
     "answers": ResponseOptions,

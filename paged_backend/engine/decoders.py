@@ -6,11 +6,14 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
 from paged_backend.engine.loaded_model import LoadedModel, check_whole_prompts_fit
 from paged_backend.models.base import Model
+from paged_backend.models.division import Group
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
 from paged_backend.models.loader import decoder_max_model_len, load_model
 from paged_backend.models.positions import check_positions
@@ -18,7 +21,7 @@ from paged_backend.platforms.base import Platform
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError
+from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.model import AUTO, GENERATE
 from paged_backend.values.options.scheduling import StepLimits
@@ -44,7 +47,13 @@ class StoredDecoder:
             return resolve_scoring(self.options, PoolingType.LAST)
         return resolve_task(self.options, self.folder, self.config)
 
-    def load(self, platform: Platform, limits: StepLimits, pooling: Pooling | None) -> LoadedModel:
+    def load(
+        self,
+        platform: Platform,
+        limits: StepLimits,
+        pooling: Pooling | None,
+        group: Group | None = None,
+    ) -> LoadedModel:
         """Load the weights, size the KV pool and make the model runner."""
         options, config = self.options, self.config
         quantization = read_quantization(self.folder, config.file)
@@ -54,8 +63,11 @@ class StoredDecoder:
             check_positions(config, max_model_len, pool_bytes)
         has_output_layer = config.has_output_layer and pooling is None
         config = replace(config, has_output_layer=has_output_layer)
-        model = load_model(options, config, quantization, self.folder, platform)
-        return _with_kv_pool(model, platform, limits, options, quantization)
+        by_expert = options.enable_expert_parallel
+        model = load_model(
+            options, config, quantization, self.folder, platform, group, by_expert=by_expert
+        )
+        return _with_kv_pool(model, platform, limits, options, quantization, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +94,24 @@ class StoredFallback:
             )
         return None
 
-    def load(self, platform: Platform, limits: StepLimits, pooling: Pooling | None) -> LoadedModel:
+    def load(
+        self,
+        platform: Platform,
+        limits: StepLimits,
+        pooling: Pooling | None,
+        group: Group | None = None,
+    ) -> LoadedModel:
         """Load the weights, size the KV pool and make the model runner."""
         from paged_backend.models.transformers_model import load_transformers_model
 
-        model = load_transformers_model(self.options, self.config, self.folder, platform)
+        if group is not None and self.options.enable_expert_parallel:
+            raise option_error(
+                "enable_expert_parallel",
+                "can only be false for a model that transformers computes; got true",
+            )
+        model = load_transformers_model(self.options, self.config, self.folder, platform, group)
         options = replace(self.options, enforce_eager=True)  # not all of its code can be captured
-        return _with_kv_pool(model, platform, limits, options)
+        return _with_kv_pool(model, platform, limits, options, group=group)
 
 
 def _with_kv_pool(
@@ -97,6 +120,7 @@ def _with_kv_pool(
     limits: StepLimits,
     options: EngineConfig,
     quantization: Quantization | None = None,
+    group: Group | None = None,
 ) -> LoadedModel:
     """Size the KV pool of a model with weights, and make its model runner.
 
@@ -106,6 +130,7 @@ def _with_kv_pool(
         limits: limits of a step.
         options: the engine's options.
         quantization: how the checkpoint is quantized; None if it is not.
+        group: the ranks, which get equal pools; None for one rank.
     """
     loaded_s, max_model_len = time.monotonic(), model.max_model_len
     if not options.enable_chunked_prefill:
@@ -121,6 +146,8 @@ def _with_kv_pool(
         tuple(group.window for group in spec.groups),
     )
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
+    if group is not None:
+        budget = int(group.gather(torch.tensor(budget, device=platform.device)).min())
     num_blocks = _num_blocks(spec, layout, budget, max_model_len)
     return LoadedModel(
         model=model,

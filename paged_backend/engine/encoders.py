@@ -8,7 +8,8 @@ from pathlib import Path
 
 from paged_backend.checkpoint.encoder_config import EncoderConfig
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
-from paged_backend.engine.loaded_model import LoadedModel, check_whole_prompts_fit
+from paged_backend.engine.loaded_model import LoadedModel, check_whole_prompts_fit, refuse_group
+from paged_backend.models.division import Group
 from paged_backend.platforms.base import Platform
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
@@ -38,10 +39,17 @@ class StoredEncoder:
             return resolve_scoring(self.options, PoolingType.CLS)
         return resolve_task(self.options, self.folder, self.config, PoolingType.CLS)
 
-    def load(self, platform: Platform, limits: StepLimits, pooling: Pooling | None) -> LoadedModel:
+    def load(
+        self,
+        platform: Platform,
+        limits: StepLimits,
+        pooling: Pooling | None,
+        group: Group | None = None,
+    ) -> LoadedModel:
         """Load the weights, give steps room for the longest prompt, and make the model runner."""
         from paged_backend.models.transformers_encoder import load_encoder
 
+        refuse_group(group, "for an encoder")
         model = load_encoder(self.options, self.config, self.folder, platform)
         loaded_s = time.monotonic()
         self._check_options()

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from paged_backend.checkpoint.hub import resolve_checkpoint
 from paged_backend.embeddings.vectors import cosine_similarity, make_embedding, read_score
 from paged_backend.engine.engine import Engine
-from paged_backend.engine.worker import Worker
+from paged_backend.engine.executors import open_executor
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.text.bad_words import resolve_bad_words
@@ -85,10 +85,10 @@ class LLM:
             raise option_error(KV_EVENTS, "is for servers: nothing publishes events here")
         checkpoint = resolve_checkpoint(self.config)
         self.tokenizer = load_tokenizer(checkpoint.tokenizer, self.config)
-        worker = Worker(self.config, checkpoint.model, checkpoint.tokenizer)
-        info = worker.info
+        executor = open_executor(self.config, checkpoint.model, checkpoint.tokenizer)
+        info = executor.info
         grammars = LlguidanceCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
-        self.engine = Engine(self.config, worker, grammars=grammars)
+        self.engine = Engine(self.config, executor, grammars=grammars)
         self._checker = GrammarChecker(checkpoint.tokenizer, info.vocab_size)
         self._num_requests = 0
 

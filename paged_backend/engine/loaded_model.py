@@ -8,8 +8,9 @@ from typing import Protocol
 from paged_backend.checkpoint.encoder_config import EncoderConfig
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.models.division import Group
 from paged_backend.platforms.base import ModelRunner, Platform
-from paged_backend.values.errors import ConfigError
+from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.scheduling import StepLimits
 from paged_backend.values.pooling_params import Pooling
@@ -65,19 +66,36 @@ class StoredModel(Protocol):
         """
         ...
 
-    def load(self, platform: Platform, limits: StepLimits, pooling: Pooling | None) -> LoadedModel:
+    def load(
+        self,
+        platform: Platform,
+        limits: StepLimits,
+        pooling: Pooling | None,
+        group: Group | None = None,
+    ) -> LoadedModel:
         """Load the weights, size the KV pool and make the model runner.
 
         Args:
             platform: where it computes.
             limits: limits of a step, from the options and the platform.
             pooling: the result of `pooling`.
+            group: the ranks that compute the model together; None for one rank.
 
         Raises:
             ConfigError: the checkpoint cannot be loaded, the pool cannot hold one longest request,
                 or an option does not fit the model.
         """
         ...
+
+
+def refuse_group(group: Group | None, reason: str) -> None:
+    """Check that a model is computed by one rank.
+
+    Raises:
+        ConfigError: it is not; ``reason`` says why it must.
+    """
+    if group is not None:
+        raise option_error("tensor_parallel_size", f"can only be 1 {reason}; got {group.size}")
 
 
 def check_whole_prompts_fit(limits: StepLimits, max_model_len: int, reason: str) -> None:

@@ -29,9 +29,10 @@ class WorkerInfo:
     float32_matmul_precision: str
     quantization: str | None  # quantization method of the weights
     weight_forms: Mapping[str, int]  # the number of quantized layers by the form they are kept in
-    weight_bytes: int  # size of all tensors that the model holds
+    num_ranks: int  # workers that compute the model together
+    weight_bytes: int  # size of all tensors that the model of a worker holds
     kv_cache: str  # the format of keys and values; empty without a KV cache
-    kv_bytes_per_token: int  # in all layers, with the scales of quantized numbers
+    kv_bytes_per_token: int  # in all layers of a worker, with the scales of quantized numbers
     attention_backend: str
     num_graphs: int  # captured CUDA graphs
     supports_drafts: bool  # a step can sample several tokens of a sequence
@@ -55,8 +56,9 @@ class WorkerInfo:
         cache = "no KV cache"
         if self.kv_layout.has_blocks:
             cache = f"{self.num_blocks - 1} KV blocks in {self.kv_cache} for {self._capacity}"
+        ranks = f" of {self.num_ranks} ranks" if self.num_ranks > 1 else ""
         return (
-            f"{task}{self.number_format}{self._weights()} on {self.device} "
+            f"{task}{self.number_format}{self._weights()} on {self.device}{ranks} "
             f"with {self.attention_backend}, {cache}{graphs}; "
             f"loaded in {self.kernels_s + self.weights_s + self.prepare_s:.1f} s: "
             f"kernels {self.kernels_s:.1f} s, weights {self.weights_s:.1f} s, KV pool "
@@ -94,6 +96,10 @@ class Executor(Protocol):
     @property
     def info(self) -> WorkerInfo:
         """Properties of the loaded model and its worker."""
+        ...
+
+    def check(self) -> None:
+        """Raise EngineDead if a process that computes steps has ended."""
         ...
 
     def launch(self, output: SchedulerOutput) -> LaunchedStep:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.classifier import ClassifierSpec, ScoreFunction
 from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTensor, StoredType
+from paged_backend.models.embedding import EmbeddingMethod
 
 
 class Head(Protocol):
@@ -64,20 +65,26 @@ class Classifier:
         name = "score.weight" if self._token_ids is None else "lm_head.weight"
         return {name: self._stored}
 
-    def pack(self, embedding: Tensor) -> None:
+    def pack(self, embedding: EmbeddingMethod) -> None:
         """Keep the row of weights in float64, and nothing else.
 
         Args:
-            embedding: [vocab_size, hidden_size] of the model.
+            embedding: the model's embedding.
         """
-        table = embedding if self._stored is None else self._stored.value
         if self._token_ids is not None:
-            first, second = table[list(self._token_ids)].double()
+            first, second = self._rows(self._token_ids, embedding).double()
             row = (second - first)[None]
         else:
-            row = table.double()
+            assert self._stored is not None
+            row = self._stored.value.double()
         self._weight = row.to(self._device)
         self._stored = None
+
+    def _rows(self, token_ids: tuple[int, int], embedding: EmbeddingMethod) -> Tensor:
+        """Return the rows of the output layer of both tokens."""
+        if self._stored is not None:
+            return self._stored.value[list(token_ids)]
+        return embedding.rows(torch.tensor(token_ids, device=self._device))
 
     def __call__(self, pooled: Tensor) -> Tensor:
         """Return scores [rows, 1] float32 for `pooled` [rows, hidden_size] float32."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
@@ -13,6 +12,7 @@ from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.classifier import Classifier
+from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
 from paged_backend.models.moe import MoeMLP
@@ -69,12 +69,11 @@ class Decoder:
         self.max_model_len = max_model_len
         self._functions = kernels.layers
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        # [vocab_size, hidden_size]; None if tied: `_embed` then reads the output layer's weight.
-        self._embedding: Tensor | None = None
+        # None if tied: `_embed` then reads the output layer's weight.
+        self._embedding: EmbeddingMethod | None = None
         is_tied = config.has_output_layer and config.tied_embeddings
         if not is_tied:
-            shape = vocab_size, hidden_size
-            self._embedding = torch.empty(shape, dtype=kernels.dtype, device=kernels.device)
+            self._embedding = kernels.embedding(vocab_size, hidden_size)
         # Rounded as transformers rounds it, because models are trained with the rounded number.
         scale = torch.tensor(config.variant.embedding_scale, dtype=kernels.dtype)
         self._embedding_scale = float(scale)
@@ -110,7 +109,7 @@ class Decoder:
         if self._lm_head is not None:
             parameters |= self._lm_head.parameters()
         if self._embedding is not None:
-            parameters["model.embed_tokens.weight"] = self._embedding
+            parameters["model.embed_tokens.weight"] = self._embedding.table
         if self.head is not None:
             parameters |= self.head.parameters()
         for index, layer in enumerate(self._layers):
@@ -176,7 +175,7 @@ class Decoder:
         if self._embedding is None:
             hidden = self._output_layer.rows(input_ids)
         else:
-            hidden = F.embedding(input_ids, self._embedding)
+            hidden = self._embedding.rows(input_ids)
         return hidden if self._embedding_scale == 1 else hidden * self._embedding_scale
 
     def _add(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.moe import ExpertNames, MoeShape, SwiGLU
 from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.models.division import Division
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +17,17 @@ class ExpertsSpec:
     """The sizes of the experts of a layer, which are gated MLPs of one size.
 
     Attributes:
-        num_experts: number of experts.
+        num_experts: number of experts that this rank has.
         hidden_size: size of an input row and of an output row.
         intermediate_size: size of a row between the projections.
         activation: activation between the projections.
         bias: whether the projections have biases.
         names: names of their tensors in the checkpoint.
         prefix: name of the module in the checkpoint that holds the experts.
+        first: number of the first of these experts in the checkpoint; None if no other rank has
+            experts.
+        division: the ranks among which the experts are divided; sizes are those of this rank. None
+            for one rank.
     """
 
     num_experts: int
@@ -32,6 +37,14 @@ class ExpertsSpec:
     bias: bool = False
     names: ExpertNames = ExpertNames()
     prefix: str = ""
+    first: int | None = None
+    division: Division | None = None
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the experts in the checkpoint."""
+        first = self.first or 0
+        return range(first, first + self.num_experts)
 
     @classmethod
     def of(cls, moe: MoeShape, prefix: str) -> ExpertsSpec:
@@ -58,7 +71,8 @@ class ExpertsProduct(Protocol):
 
         Args:
             x: [rows, hidden_size].
-            expert_ids: [rows, num_experts_per_tok] int32, different ones in each row.
+            expert_ids: [rows, num_experts_per_tok] int32, different ones in each row. If other
+                ranks have experts, `num_experts` stands for each of those, which count as zeros.
             expert_weights: [rows, num_experts_per_tok] float32.
 
         Returns:

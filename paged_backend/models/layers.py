@@ -11,6 +11,7 @@ from torch import Tensor
 from paged_backend.checkpoint.moe import Routing
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.attention_step import AttentionStep
+from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.experts import ExpertsMethod, ExpertsProduct, ExpertsSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec, RowFunction
 from paged_backend.quantization.forms import WeightForm
@@ -102,6 +103,10 @@ class Kernels(Protocol):
         """Allocate a linear layer."""
         ...
 
+    def embedding(self, vocab_size: int, hidden_size: int) -> EmbeddingMethod:
+        """Allocate the embedding of tokens, in the dtype of hidden states."""
+        ...
+
     def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
         """Allocate the experts of a layer."""
         ...
@@ -183,6 +188,7 @@ class QuantizedKernels:
         self.dtype = kernels.dtype
         self.layers = kernels.layers
         self.prompt_attention = kernels.prompt_attention
+        self.embedding = kernels.embedding
         self._kernels = kernels
         self._factory = factory
         self._experts = experts

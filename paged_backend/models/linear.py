@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.models.division import Division
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class LinearSpec:
             option does not quantize it. The layer is small, and its rounding errors would choose
             other experts.
         gated: whether the layer is only called by `LayerFunctions.gated`.
+        division: the ranks among which the layer is divided; sizes are those of this rank. None
+            for one rank.
     """
 
     inputs: int
@@ -35,11 +38,18 @@ class LinearSpec:
     row_order: Mapping[str, Tensor] = field(default_factory=dict)
     full_precision: bool = False
     gated: bool = False
+    division: Division | None = None
 
     @property
     def outputs(self) -> int:
         """Size of a row of the output, all parts together."""
         return sum(self.parts.values())
+
+    @property
+    def divides_inputs(self) -> bool:
+        """Whether each rank has some of the inputs, so that the ranks' results are summed up."""
+        names = [self.full_name(part) for part in self.parts]
+        return self.division is not None and any(map(self.division.divides_inputs, names))
 
     def full_name(self, part: str) -> str:
         """Return the name of a part's module in the checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,8 @@ from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
 from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.shares import divide, shares_of
+from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.checkpoint.tied_embeddings import (
     as_output_layer,
     only_output_layer,
@@ -18,6 +21,7 @@ from paged_backend.checkpoint.tied_embeddings import (
 )
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.models.base import LoadableModel, Model
+from paged_backend.models.division import Division, Group
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.layers import (
     LINEAR_METHODS,
@@ -29,6 +33,7 @@ from paged_backend.models.layers import (
 from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.models.quantized_experts import experts_quantized_online, quantized_experts
 from paged_backend.models.quantized_linear import QuantizedLinear, quantized_linear
+from paged_backend.models.rank_kernels import RankKernels
 from paged_backend.models.stored_check import check_stored
 from paged_backend.quantization.formats import Quantization, WeightFormat
 from paged_backend.quantization.online import ONLINE_FORMATS
@@ -45,6 +50,9 @@ def load_model(
     quantization: Quantization | None,
     folder: Path,
     kernels: PlatformKernels,
+    group: Group | None = None,
+    *,
+    by_expert: bool = False,
 ) -> Model:
     """Load the checkpoint in `folder`, or make random weights of its shape (`load_format`).
 
@@ -54,11 +62,13 @@ def load_model(
         quantization: how the checkpoint is quantized; None if it is not.
         folder: the checkpoint.
         kernels: the platform.
+        group: the ranks that compute the model together; None for one rank.
+        by_expert: each rank has some of the experts, and not a part of each of them.
 
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
     """
-    model_kernels = _quantized_kernels(config, quantization, kernels)
+    model_kernels: Kernels = _quantized_kernels(config, quantization, kernels)
     max_model_len = decoder_max_model_len(config, model_config)
     renames = False
     # The header of a GGUF file has been compared with its tensors when it was read.
@@ -67,12 +77,17 @@ def load_model(
             model_config = replace(model_config, tied_embeddings=False)
         check_stored(folder, model_config, quantization)
         renames = model_config.tied_embeddings and only_output_layer(usual_headers(folder))
-    model = build_model(model_config, max_model_len, model_kernels)
+    part, shares = model_config, None
+    if group is not None:
+        part = divide(model_config, group.size, by_expert=by_expert)
+        shares = shares_of(model_config, part, group.rank, group.size, by_expert=by_expert)
+        model_kernels = RankKernels(model_kernels, Division(group, shares, by_expert))
+    model = build_model(part, max_model_len, model_kernels)
+    parameters: Mapping[str, Parameter] = model.parameters()
     if config.load_format == "dummy":
-        random_weights(model.parameters(), tensors_of(model_config), config.seed)
+        random_weights(parameters, tensors_of(model_config), config.seed, shares)
     else:
-        parameters = model.parameters()
-        load_weights(folder, as_output_layer(parameters) if renames else parameters)
+        load_weights(folder, as_output_layer(parameters) if renames else parameters, shares)
     model.pack()
     return model
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import ExpertNames
+from paged_backend.checkpoint.shares import Share
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
 from paged_backend.models.experts import ExpertsMethod, ExpertsProduct, ExpertsSpec
 from paged_backend.models.layers import PlatformKernels
 from paged_backend.models.linear import LinearProduct
+from paged_backend.models.shared_peak import divided_product
 from paged_backend.models.stored_weight import StoredWeight
 from paged_backend.quantization.formats import FormatError, WeightFormat
 from paged_backend.quantization.forms import WeightForm
@@ -36,7 +38,7 @@ def quantized_experts(
     """
     if spec.names.fused:
         return _fused_experts(spec, format_of(spec.prefix), kernels)
-    names = [f"{spec.prefix}.{e}.{part}" for e in range(spec.num_experts) for part in _parts(spec)]
+    names = [f"{spec.prefix}.{e}.{part}" for e in spec.numbers for part in _parts(spec)]
     if all(format_of(name) is None for name in names):
         return kernels.experts(spec)
     return QuantizedExperts(spec, format_of, kernels)
@@ -83,13 +85,15 @@ class QuantizedExperts:
         self._experts: ExpertsProduct
         self._stored: dict[str, StoredWeight] = {}
         self._as_int8 = kernels.product_experts is not None and _INT8 in kernels.weight_forms
-        for expert in range(spec.num_experts):
+        for expert in spec.numbers:
             for part, (outputs, inputs) in _parts(spec).items():
                 name = f"{spec.prefix}.{expert}.{part}"
                 weight_format = format_of(name)
-                forms = weight_format.encoding.forms([outputs], inputs) if weight_format else ()
+                stored = StoredWeight(
+                    name, weight_format, outputs, inputs, bias=spec.bias, division=spec.division
+                )
+                forms = stored.encoding.forms([outputs], inputs) if weight_format else ()
                 self._as_int8 &= _INT8 in forms
-                stored = StoredWeight(name, weight_format, outputs, inputs, bias=spec.bias)
                 self._stored[f"{expert}.{part}"] = stored
 
     def parameters(self) -> dict[str, Parameter]:
@@ -114,7 +118,7 @@ class QuantizedExperts:
         names = self._spec.names
         pairs = [
             (self._product(expert, names.gate, names.up), self._product(expert, names.down))
-            for expert in range(self._spec.num_experts)
+            for expert in self._spec.numbers
         ]
         return self._kernels.product_experts(self._spec, pairs)
 
@@ -123,7 +127,14 @@ class QuantizedExperts:
         weight = stacked([part.read() for part in stored])
         assert weight is not None, "int8 weights have no groups of inputs"
         biases = [bias for part in stored if (bias := part.bias()) is not None]
-        return self._kernels.quantized_linear(_INT8, weight, torch.cat(biases) if biases else None)
+        bias = torch.cat(biases) if biases else None
+        division = self._spec.division
+        group = None
+        if division is not None and division.divides_inputs(
+            f"{self._spec.prefix}.{expert}.{parts[0]}"
+        ):
+            group = division.group
+        return divided_product(_INT8, weight, bias, self._kernels, group)
 
     def _dequantized(self) -> ExpertsProduct:
         experts = self._kernels.experts(self._spec)
@@ -147,12 +158,13 @@ class FusedExperts:
     """Divides tensors that hold all experts (`ExpertNames.fused`) among quantized experts."""
 
     def __init__(self, spec: ExpertsSpec, experts: QuantizedExperts) -> None:
-        count, hidden, inner = spec.num_experts, spec.hidden_size, spec.intermediate_size
+        count, inner, hidden = _whole_sizes(spec)
         shapes = {"gate_up_proj": (count, hidden, 2 * inner), "down_proj": (count, inner, hidden)}
         biases = {"gate_up_proj_bias": (count, 2 * inner), "down_proj_bias": (count, hidden)}
         stored = {**shapes, **(biases if spec.bias else {})}
         self._stored = {name: StoredTensor(StoredType(shape)) for name, shape in stored.items()}
         self._experts = experts
+        self._numbers = spec.numbers
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the places of the stored tensors, by checkpoint name; invalid after `pack`."""
@@ -163,8 +175,8 @@ class FusedExperts:
         places = self._experts.parameters()
         for name in list(self._stored):
             stored = self._stored.pop(name)
-            for expert, tensor in enumerate(stored.value):
-                for target, value in _divided(name, tensor).items():
+            for expert in self._numbers:
+                for target, value in _divided(name, stored.value[expert]).items():
                     place = places[f"{expert}.{target}"]
                     assert isinstance(place, StoredTensor)
                     place.fill(value, stored.origin)
@@ -184,7 +196,8 @@ class Mxfp4Experts:
     def __init__(
         self, spec: ExpertsSpec, weight_format: Mxfp4Format, kernels: PlatformKernels
     ) -> None:
-        count, hidden, inner = spec.num_experts, spec.hidden_size, spec.intermediate_size
+        count, inner, hidden = _whole_sizes(spec)
+        self._spec = spec
         self._format = weight_format
         self._sizes = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
         self._experts = kernels.experts(spec)
@@ -210,17 +223,33 @@ class Mxfp4Experts:
             place = places[name]
             assert isinstance(place, Tensor)
             blocks, scales = (self._stored.pop(f"{name}_{kind}") for kind in ("blocks", "scales"))
-            for expert, target in enumerate(place):
+            share = _share_of(self._spec, name)
+            for expert, target in zip(self._spec.numbers, place, strict=True):
                 stored = {"blocks": blocks.value[expert], "scales": scales.value[expert]}
                 try:
-                    target.copy_(self._format.read(stored, *sizes).dequantize().t())
+                    weight = self._format.read(stored, *sizes).dequantize().t()
                 except FormatError as error:
                     raise ConfigError(f"{scales.origin}: {error}") from error
+                if share is not None and share.dim != 0:
+                    weight = share.take(weight[None])[0]
+                target.copy_(weight)
         self._experts.pack()
 
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """Compute the weighted sum of the outputs of each row's experts; see `ExpertsMethod`."""
         return self._experts(x, expert_ids, expert_weights)
+
+
+def _share_of(spec: ExpertsSpec, name: str) -> Share | None:
+    """Return the share of a tensor that holds a projection of all experts."""
+    return None if spec.division is None else spec.division.shares.get(f"{spec.prefix}.{name}")
+
+
+def _whole_sizes(spec: ExpertsSpec) -> tuple[int, ...]:
+    """Return the number of experts, their intermediate size and hidden size in fused tensors."""
+    share = _share_of(spec, "down_proj")
+    sizes = spec.num_experts, spec.intermediate_size, spec.hidden_size
+    return sizes if share is None else share.whole
 
 
 def _parts(spec: ExpertsSpec) -> dict[str, tuple[int, int]]:

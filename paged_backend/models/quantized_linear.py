@@ -11,6 +11,7 @@ from torch import Tensor
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.layers import PlatformKernels
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
+from paged_backend.models.shared_peak import divided_product
 from paged_backend.models.stored_weight import StoredWeight
 from paged_backend.quantization.formats import Quantization, WeightFormat
 from paged_backend.quantization.forms import WeightForm
@@ -33,16 +34,22 @@ class QuantizedLinear:
         self._spec = spec
         self._kernels = kernels
         self._product: LinearProduct
-        forms = weight_format.encoding.forms(list(spec.parts.values()), spec.inputs)
-        if spec.row_order:  # blocks of rows do not survive it
-            forms = tuple(form for form in forms if form is not WeightForm.W8A8_FP8_BLOCKS)
-        self.form = next((form for form in forms if form in kernels.weight_forms), None)
         self._stored = {
             name: StoredWeight(
-                spec.full_name(name), weight_format, size, spec.inputs, bias=spec.bias
+                spec.full_name(name),
+                weight_format,
+                size,
+                spec.inputs,
+                bias=spec.bias,
+                division=spec.division,
             )
             for name, size in spec.parts.items()
         }
+        encoding = next(iter(self._stored.values())).encoding
+        forms = encoding.forms(list(spec.parts.values()), spec.inputs)
+        if spec.row_order:  # blocks of rows do not survive it
+            forms = tuple(form for form in forms if form is not WeightForm.W8A8_FP8_BLOCKS)
+        self.form = next((form for form in forms if form in kernels.weight_forms), None)
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the places of the stored tensors, by checkpoint name; invalid after `pack`."""
@@ -74,7 +81,10 @@ class QuantizedLinear:
             return None
         biases = [bias for name, part in stored if (bias := self._bias(name, part)) is not None]
         bias = torch.cat(biases) if biases else None
-        return self._kernels.quantized_linear(form, weight, bias)
+        group = None
+        if self._spec.divides_inputs and self._spec.division is not None:
+            group = self._spec.division.group
+        return divided_product(form, weight, bias, self._kernels, group)
 
     def _dequantized(self) -> LinearProduct:
         """Fill a dense layer, part by part, and free the stored tensors of each."""

@@ -1,12 +1,20 @@
-"""The weight of a linear layer in the form in which a checkpoint stores it."""
+"""The weight of a linear layer in the form in which a checkpoint stores it.
+
+A rank that has a share of a weight reads the stored tensors as a whole and divides the numbers that
+they stand for. So each format can be divided, wherever its groups and its words end.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
+from paged_backend.models.division import Division
 from paged_backend.quantization.formats import FormatError, WeightFormat
-from paged_backend.quantization.weight import QuantizedWeight
+from paged_backend.quantization.forms import Encoding
+from paged_backend.quantization.weight import QuantizedWeight, divided_block
 from paged_backend.values.errors import ConfigError
 
 
@@ -16,9 +24,10 @@ class StoredWeight:
     Args:
         name: the layer's name in the checkpoint.
         weight_format: how the weight is stored; None if it is not quantized.
-        outputs: number of the weight's rows.
-        inputs: number of its columns.
+        outputs: number of the rows that this rank has.
+        inputs: number of the columns that it has.
         bias: whether the layer has a bias.
+        division: the ranks among which the weight is divided; None for one rank.
     """
 
     def __init__(
@@ -29,9 +38,14 @@ class StoredWeight:
         inputs: int,
         *,
         bias: bool,
+        division: Division | None = None,
     ) -> None:
         self._name = name
         self._format = weight_format
+        shares = {} if division is None else division.shares
+        self._share, self._bias_share = shares.get(f"{name}.weight"), shares.get(f"{name}.bias")
+        if self._share is not None:
+            outputs, inputs = self._share.whole
         self._sizes = outputs, inputs
         kinds = {"weight": StoredType(self._sizes)}
         if weight_format is not None:
@@ -51,7 +65,10 @@ class StoredWeight:
         Raises:
             ConfigError: a stored tensor holds values that are wrong.
         """
-        return self._stored["weight"].value if self._format is None else self.read().dequantize()
+        if self._format is not None:
+            return self.read().dequantize()
+        weight = self._stored["weight"].value
+        return weight if self._share is None else self._share.take(weight)
 
     def bias(self) -> Tensor | None:
         """Return the bias; None for a layer that has none.
@@ -61,7 +78,8 @@ class StoredWeight:
         """
         bias = self._stored["bias"]
         if self._has_bias:
-            return bias.value
+            share = self._bias_share
+            return bias.value if share is None else share.take(bias.value)
         if bias.filled and bool(bias.value.any()):
             raise ConfigError(f"{bias.origin} has no place in this architecture, and is not zero")
         return None
@@ -78,6 +96,16 @@ class StoredWeight:
             if "scale" in suffix:
                 self._stored[suffix].check_scale()
         try:
-            return self._format.read(tensors, *self._sizes)
+            weight = self._format.read(tensors, *self._sizes)
         except FormatError as error:
             raise ConfigError(f"the checkpoint's tensor {self._name}.{error}") from error
+        return weight if self._share is None else weight.take(self._share)
+
+    @property
+    def encoding(self) -> Encoding:
+        """The kind of numbers of the weight, which must be quantized, and its blocks."""
+        assert self._format is not None
+        encoding = self._format.encoding
+        if self._share is None:
+            return encoding
+        return replace(encoding, block=divided_block(encoding.block, self._share))

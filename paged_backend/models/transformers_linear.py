@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from paged_backend.checkpoint.shares import Shares
 from paged_backend.checkpoint.stored_tensor import StoredTensor
 from paged_backend.models.layers import Kernels
 from paged_backend.models.linear import LinearMethod, LinearSpec
 
-_CLASSES = nn.Linear, Conv1D
+LINEAR_CLASSES = nn.Linear, Conv1D
 
 
 class SharedProduct:
@@ -115,7 +116,7 @@ class CalledLayers:
 def watch_linear_layers(model: nn.Module) -> Iterator[CalledLayers]:
     """Collect the linear layers that a model calls, within the `with` block."""
     called = CalledLayers()
-    layers = {n: layer for n, layer in model.named_modules() if type(layer) in _CLASSES}
+    layers = {n: layer for n, layer in model.named_modules() if type(layer) in LINEAR_CLASSES}
     for name, layer in layers.items():
         layer.__class__ = _watched(type(layer), name, called)
     try:
@@ -148,7 +149,10 @@ def _watched(base: type[nn.Module], name: str, called: CalledLayers) -> type[nn.
 
 
 def replace_linear_layers(
-    model: nn.Module, groups: Iterable[Sequence[str]], kernels: Kernels
+    model: nn.Module,
+    groups: Iterable[Sequence[str]],
+    kernels: Kernels,
+    shares: Shares | None = None,
 ) -> None:
     """Replace layers of a model.
 
@@ -156,39 +160,51 @@ def replace_linear_layers(
         model: the model.
         groups: names of the layers of each product, from :meth:`CalledLayers.groups`.
         kernels: the platform.
+        shares: what this rank has of their weights and biases; None for one rank.
     """
     for names in groups:
         prefix = names[0].rpartition(".")[0]
         parent = model.get_submodule(prefix)
         layers = {name.rpartition(".")[2]: model.get_submodule(name) for name in names}
-        weights = {part: _weight(layer) for part, layer in layers.items()}
-        product = SharedProduct(
-            _pack(prefix, layers, weights, kernels), [len(weight) for weight in weights.values()]
-        )
+        tensors: dict[str, Tensor] = {}
+        for part, layer in layers.items():
+            for kind, tensor in _tensors(layer):
+                share = (shares or {}).get(f"{prefix}.{part}.{kind}")
+                tensors[f"{part}.{kind}"] = tensor if share is None else share.take(tensor)
+        sizes = {part: len(tensors[f"{part}.weight"]) for part in layers}
+        product = SharedProduct(_pack(prefix, sizes, tensors, kernels), list(sizes.values()))
         for index, part in enumerate(layers):
             setattr(parent, part, KernelLinear(product, index))
 
 
-def _weight(layer: Any) -> Tensor:
-    """Return the weight [outputs, inputs] of a layer."""
+def _tensors(layer: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weight [outputs, inputs] of a layer, and its bias if it has one."""
     weight: Tensor = layer.weight.detach()
-    return weight.t() if isinstance(layer, Conv1D) else weight
+    yield "weight", weight.t() if isinstance(layer, Conv1D) else weight
+    if layer.bias is not None:
+        yield "bias", layer.bias.detach()
 
 
 def _pack(
-    prefix: str, layers: dict[str, Any], weights: dict[str, Tensor], kernels: Kernels
+    prefix: str, sizes: dict[str, int], tensors: dict[str, Tensor], kernels: Kernels
 ) -> LinearMethod:
-    first = next(iter(layers))
-    sizes = {part: len(weight) for part, weight in weights.items()}
-    has_bias = layers[first].bias is not None
-    method = kernels.linear(LinearSpec(weights[first].shape[1], sizes, has_bias, prefix))
-    for place_name, place in method.parameters().items():
-        part, _, kind = place_name.rpartition(".")
-        value = weights[part] if kind == "weight" else layers[part].bias
+    """Make the product of layers.
+
+    Args:
+        prefix: the module that holds the layers.
+        sizes: the output size of each layer.
+        tensors: weights and biases by ``layer.weight`` and ``layer.bias``.
+        kernels: the platform.
+    """
+    first = next(iter(sizes))
+    inputs, has_bias = tensors[f"{first}.weight"].shape[1], f"{first}.bias" in tensors
+    method = kernels.linear(LinearSpec(inputs, sizes, has_bias, prefix))
+    for name, place in method.parameters().items():
+        value = tensors.get(name)
         if isinstance(place, StoredTensor):
             if value is not None:
-                place.fill(value.detach(), f"the model's {prefix}.{part}")
-        else:
+                place.fill(value, f"the model's {prefix}.{name}")
+        elif value is not None:
             with torch.no_grad():
                 place.copy_(value)
     method.pack()

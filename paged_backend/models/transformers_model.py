@@ -12,7 +12,9 @@ from torch import Tensor
 
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.division import Division, Group
 from paged_backend.models.loader import decoder_max_model_len
+from paged_backend.models.rank_kernels import RankKernels
 from paged_backend.models.transformers_attention import NAME, LayerFinder, PagedStep, attend_with
 from paged_backend.models.transformers_check import (
     AttentionKernels,
@@ -21,7 +23,12 @@ from paged_backend.models.transformers_check import (
     compare,
     paged_logits,
 )
-from paged_backend.models.transformers_linear import replace_linear_layers, watch_linear_layers
+from paged_backend.models.transformers_division import plan_shares
+from paged_backend.models.transformers_linear import (
+    LINEAR_CLASSES,
+    replace_linear_layers,
+    watch_linear_layers,
+)
 from paged_backend.models.transformers_loading import (
     check_not_quantized,
     load_pretrained,
@@ -99,12 +106,17 @@ class TransformersModel:
 
 
 def load_transformers_model(
-    options: ModelOptions, config: FallbackConfig, folder: Path, kernels: AttentionKernels
+    options: ModelOptions,
+    config: FallbackConfig,
+    folder: Path,
+    kernels: AttentionKernels,
+    group: Group | None = None,
 ) -> TransformersModel:
     """Load the checkpoint in `folder` with transformers, and connect it to the paged KV cache.
 
     Before the model serves, its logits through the paged cache, in chunks and with another
-    sequence, are compared with the logits of its own attention.
+    sequence, are compared with the logits of its own attention. Each rank of a group loads the
+    whole model first. Then its layers are divided, and its logits are compared with those before.
 
     Raises:
         ConfigError: transformers cannot load it, or it cannot use the paged KV cache.
@@ -116,10 +128,13 @@ def load_transformers_model(
     check_rope(model.config.get_text_config(decoder=True), config.architecture, max_model_len)
     loaded = TransformersModel(config, max_model_len, model)
     prompts = check_prompts(config.vocab_size, max_model_len)
+    shares = None if group is None else plan_shares(model, LINEAR_CLASSES, group)
+    division = None if group is None or shares is None else Division(group, shares)
+    layer_kernels = kernels if division is None else RankKernels(kernels, division)
     try:
         with watch_linear_layers(model) as called:
-            loaded.own_logits(prompts[1])
-        replace_linear_layers(model, called.groups(), kernels)
+            whole = loaded.own_logits(prompts[1])
+        replace_linear_layers(model, called.groups(), layer_kernels, shares)
         expected = [loaded.own_logits(prompt) for prompt in prompts]
         loaded.find_layers()
         actual = paged_logits(loaded, prompts, kernels)
@@ -130,6 +145,9 @@ def load_transformers_model(
         raise ConfigError(f"the model cannot use the paged KV cache: {shorten(line)}") from error
     exact = kernels.dtype == kernels.kv_dtypes[0] == torch.float32
     compare(expected, actual, "the model cannot use the paged KV cache: its logits", exact=exact)
+    if division is not None:
+        problem = "option tensor_parallel_size can only be 1 for this model: its logits"
+        compare([whole], [expected[1]], problem, exact=exact)
     return loaded
 
 

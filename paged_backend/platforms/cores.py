@@ -10,15 +10,21 @@ from paged_backend.values.errors import option_error
 from paged_backend.values.options.cpu import CpuOptions
 
 
-def use_cores(options: CpuOptions) -> None:
-    """Compute with the options' threads and cores, from this thread on.
+def use_cores(options: CpuOptions, rank: int = 0, num_ranks: int = 1) -> None:
+    """Compute with this rank's share of the options' threads and cores, from this thread on.
 
     Threads that this thread starts later use the same cores. On a machine with several memory
     nodes, the system places memory on the node of the core that first writes to it.
 
+    Args:
+        options: threads and cores of all ranks together.
+        rank: number of this process among those that compute the model, counted from 0.
+        num_ranks: number of these processes.
+
     Raises:
-        ConfigError: a core does not exist, or this process may not use it.
+        ConfigError: a core does not exist, or this process may not use it, or a rank has none.
     """
+    share = len(options.cores) // num_ranks
     if options.cores:
         if not hasattr(os, "sched_setaffinity"):
             raise option_error("cpu_cores", "is supported on Linux only")
@@ -28,10 +34,14 @@ def use_cores(options: CpuOptions) -> None:
                 "cpu_cores",
                 f"must be some of the cores {sorted(allowed)} of this process, got {min(missing)}",
             )
-        os.sched_setaffinity(0, options.cores)
+        if not share:
+            raise option_error("cpu_cores", f"must have a core for each of {num_ranks} ranks")
+        os.sched_setaffinity(0, sorted(options.cores)[rank * share : (rank + 1) * share])
     count = options.cpu_threads or len(options.cores)
+    if not count and num_ranks > 1:
+        count = torch.get_num_threads()
     if count:
-        torch.set_num_threads(count)
+        torch.set_num_threads(max(1, count // num_ranks))
 
 
 def refuse_cores(options: CpuOptions) -> None:

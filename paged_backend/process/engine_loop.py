@@ -19,7 +19,7 @@ import zmq
 
 from paged_backend.checkpoint.hub import Checkpoint, resolve_checkpoint
 from paged_backend.engine.engine import Engine
-from paged_backend.engine.worker import Worker
+from paged_backend.engine.executors import open_executor
 from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.process import wire
 from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
@@ -33,7 +33,7 @@ from paged_backend.process.lifetime import (
 from paged_backend.process.rate_limit import TenantRateLimit
 from paged_backend.process.status_page import StatusPage
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError, PagedError, RequestRefused
+from paged_backend.values.errors import ConfigError, EngineDead, PagedError, RequestRefused
 from paged_backend.values.log import LOG, log_to_stderr
 from paged_backend.values.outputs import EngineStats, SequenceOutput
 from paged_backend.values.request import Request
@@ -189,6 +189,8 @@ class EngineLoop:
         while self._running:
             self._show()
             idle = not self._engine.has_unfinished
+            if idle:
+                self._engine.executor.check()
             messages = self._mailbox.receive(IDLE_POLL_S if idle else 0)
             for sender, message in messages:
                 self._handle(sender, message)
@@ -342,8 +344,8 @@ def load(config: EngineConfig) -> tuple[Engine, Checkpoint]:
         ConfigError: the options or the checkpoint cannot be used.
     """
     checkpoint = resolve_checkpoint(config)
-    worker = Worker(config, checkpoint.model, checkpoint.tokenizer)
-    info = worker.info
+    executor = open_executor(config, checkpoint.model, checkpoint.tokenizer)
+    info = executor.info
     grammars = LlguidanceCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
     if info.pooling is None:
         try:
@@ -351,7 +353,7 @@ def load(config: EngineConfig) -> tuple[Engine, Checkpoint]:
         except ConfigError as error:
             LOG.warning("%s", error)
     has_journal = config.kv_events().is_on
-    return Engine(config, worker, grammars=grammars, has_journal=has_journal), checkpoint
+    return Engine(config, executor, grammars=grammars, has_journal=has_journal), checkpoint
 
 
 def tell_failure(mailbox: Mailbox, message: str) -> None:
@@ -387,7 +389,11 @@ def serve(config_json: str, run_dir: Path, server: ProcessId) -> int:
     else:
         loop = EngineLoop(engine, mailbox, page, config, checkpoint, kv_events)
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-        loop.run()
+        try:
+            loop.run()
+        except EngineDead as error:
+            LOG.error("%s", error)
+            return 1
         return 0
     finally:
         if kv_events is not None:

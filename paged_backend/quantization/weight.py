@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from paged_backend.checkpoint.shares import Share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +61,33 @@ class QuantizedWeight:
         zeros = None if rows.zeros is None else rows.zeros[index]
         return replace(rows, values=values, scales=rows.scales[index], zeros=zeros)
 
+    def take(self, share: Share) -> QuantizedWeight:
+        """Return a share of the weight; blocks are divided where the share begins inside of one."""
+        block = divided_block(self.block, share)
+        if share.dim == 0:
+            return self._take_rows(share, block[0])
+        ((start, size),) = share.pieces
+        values = self.values[:, start : start + size]
+        if self.groups is not None:
+            return replace(self, values=values, groups=self.groups[start : start + size])
+        columns, width = self.block[1], block[1]
+        blocks = slice(start // width, (start + size) // width)
+
+        def taken(scales: Tensor) -> Tensor:
+            return scales.repeat_interleave(columns // width, 1)[:, blocks]
+
+        zeros = None if self.zeros is None else taken(self.zeros)
+        return replace(self, values=values, scales=taken(self.scales), zeros=zeros, block=block)
+
+    def _take_rows(self, share: Share, rows: int) -> QuantizedWeight:
+        whole = self if rows == self.block[0] else self.with_row_scales()
+        blocks = replace(
+            share, pieces=tuple((start // rows, n // rows) for start, n in share.pieces)
+        )
+        values = share.take(whole.values.view(torch.int8)).view(whole.values.dtype)
+        zeros = None if whole.zeros is None else blocks.take(whole.zeros)
+        return replace(whole, values=values, scales=blocks.take(whole.scales), zeros=zeros)
+
     def order(self) -> Tensor:
         """Return the numbers [inputs] of the columns, sorted by their groups."""
         assert self.groups is not None
@@ -82,6 +112,21 @@ class QuantizedWeight:
         if rows >= outputs:
             return blocks.expand(outputs, -1)
         return blocks if rows == 1 else blocks.repeat_interleave(rows, 0)[:outputs]
+
+
+def divided_block(block: tuple[int, int], share: Share) -> tuple[int, int]:
+    """Return the (rows, columns) that share a scale in a share of a weight.
+
+    Args:
+        block: those of the whole weight; 0 stands for all.
+        share: divides outputs or inputs.
+    """
+    rows, columns = block
+    if share.dim == 1:
+        # All pieces have one size, so each piece begins with a block of this many columns.
+        return rows, math.gcd(columns, share.shape[1])
+    whole_blocks = rows and not any(number % rows for piece in share.pieces for number in piece)
+    return (rows if whole_blocks else min(rows, 1)), columns
 
 
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:

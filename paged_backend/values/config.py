@@ -17,6 +17,7 @@ from paged_backend.values.options.generation import GenerationOptions
 from paged_backend.values.options.lifetime import LifetimeOptions
 from paged_backend.values.options.limits import LimitOptions
 from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.options.parallel import ParallelOptions
 from paged_backend.values.options.reporting import ReportingOptions
 from paged_backend.values.options.responses import ResponseOptions
 from paged_backend.values.options.scheduling import SchedulingOptions
@@ -33,6 +34,7 @@ class EngineConfig(
     ChatTemplateOptions,
     SchedulingOptions,
     CacheOptions,
+    ParallelOptions,
     CpuOptions,
     GenerationOptions,
     ModelOptions,
@@ -52,6 +54,7 @@ class EngineConfig(
         self.check_chat_template()
         self.check_cache()
         self.check_cpu()
+        self.check_parallel()
         self.check_scheduling()
         self.check_reporting()
 

@@ -41,7 +41,7 @@ _RENAMED = {"max_queue_size": "max_waiting_requests", "runner": "task"}
 # The values that describe what this engine does; other values are refused by name.
 _ONLY: dict[str, tuple[object, ...]] = {
     # more than one device or machine
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), (1,)),
+    "data_parallel_size": (1,),
     **dict.fromkeys(("prefill_context_parallel_size", "decode_context_parallel_size"), (1,)),
     **dict.fromkeys(("data_parallel_size_local", "nnodes"), (1, None)),
     **dict.fromkeys(("data_parallel_rank", "data_parallel_start_rank", "node_rank"), (0, None)),
@@ -96,7 +96,7 @@ _NO_MEANING = frozenset(
     served_model_name
 
     distributed_executor_backend worker_use_ray engine_use_ray ray_workers_use_nsight
-    max_parallel_loading_workers disable_custom_all_reduce distributed_timeout_seconds
+    max_parallel_loading_workers disable_custom_all_reduce
     cpu_distributed_timeout_seconds master_addr master_port data_parallel_address
     data_parallel_rpc_port data_parallel_backend dcp_comm_backend dcp_kv_cache_interleave_size
     cp_kv_cache_interleave_size numa_bind numa_bind_nodes numa_bind_cpus
@@ -104,7 +104,7 @@ _NO_MEANING = frozenset(
     engine_recovery_timeout internal_fault_report_port external_fault_notify_port
     gloo_comm_timeout fault_tolerance_config
 
-    enable_expert_parallel enable_ep_weight_filter moe_backend all2all_backend enable_eplb
+    enable_ep_weight_filter moe_backend all2all_backend enable_eplb
     eplb_config num_redundant_experts eplb_window_size eplb_step_interval eplb_log_balancedness
     expert_placement_strategy enable_dbo ubatch_size dbo_decode_token_threshold
     dbo_prefill_token_threshold

@@ -131,7 +131,12 @@ def by_number(x: Tensor) -> Tensor:
     return x[: int(x.argmax())]
 
 
-@pytest.mark.parametrize("function", [by_value, by_mask, by_number])
+def by_rows(x: Tensor) -> Tensor:
+    rows, _ = (x > 0).nonzero(as_tuple=True)
+    return x.index_select(0, rows)
+
+
+@pytest.mark.parametrize("function", [by_value, by_mask, by_number, by_rows])
 @torch.inference_mode()
 def test_code_that_depends_on_values_has_no_graph(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(ROWS, SIZE)

@@ -51,10 +51,13 @@ class Groups:
     bounds: Tensor
 
     @classmethod
-    def of(cls, expert_ids: Tensor) -> Groups:
-        """Sort the pairs of `expert_ids` [rows, num_experts_per_tok] int32, at least one."""
+    def of(cls, expert_ids: Tensor, num_experts: int) -> Groups:
+        """Sort the pairs of `expert_ids` [rows, num_experts_per_tok] int32, at least one.
+
+        Pairs with the id `num_experts` come last, and belong to no group.
+        """
         ids = expert_ids.flatten()
-        counts = ids.bincount()
+        counts = ids.bincount()[:num_experts]
         experts = counts.nonzero().flatten()
         bounds = torch.stack(
             (experts, (counts.cumsum(0) - counts)[experts], counts[experts]), dim=1
@@ -291,14 +294,20 @@ def activate(
 
 
 def add_experts(
-    x: Tensor, down: ExpertWeights, hidden: int, groups: Groups, expert_weights: Tensor
+    x: Tensor,
+    down: ExpertWeights,
+    hidden: int,
+    groups: Groups,
+    expert_weights: Tensor,
+    *,
+    has_absent: bool = False,
 ) -> Tensor:
     """Compute the weighted sums [rows, hidden] of the down projections of `x` [num_pairs, inner].
 
     The rows of `x` are sorted by expert. `expert_weights` is [rows, num_experts_per_tok] float32,
-    and a sum is computed in the order of its columns.
+    and a sum is computed in the order of its columns. With `has_absent`, pairs may be in no group.
     """
-    outputs = torch.empty(len(x), hidden)
+    outputs = torch.zeros(len(x), hidden) if has_absent else torch.empty(len(x), hidden)
     constants = groups.pairs.data_ptr(), expert_weights.data_ptr(), 0
     _down(x, down, groups, outputs, *constants)
     out = torch.empty(len(expert_weights), hidden)

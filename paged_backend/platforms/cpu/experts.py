@@ -51,12 +51,17 @@ class CpuExperts(TorchExperts):
         """
         if not len(x):
             return torch.empty_like(x)
-        groups, spec = Groups.of(expert_ids), self._spec
+        spec = self._spec
+        groups = Groups.of(expert_ids, spec.num_experts)
         rows = x.index_select(0, groups.pairs // expert_ids.shape[1])
         inner, panels = spec.intermediate_size, self._gate_up_panels
         activated = activate(rows, panels, inner, groups, spec.activation)
         weights = expert_weights.contiguous()
-        return add_experts(activated, self._down_panels, spec.hidden_size, groups, weights)
+        has_absent = spec.first is not None
+        return add_experts(
+            *(activated, self._down_panels, spec.hidden_size, groups, weights),
+            has_absent=has_absent,
+        )
 
 
 def take_turns(gate: Tensor, up: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
         inputs = [*_tensors(args), *_tensors(list(kwargs.values()))]
         if not func._schema.is_mutable and _share_memory(_tensors(result), inputs):
             return result  # views of an input
-        if _HOST_READS.intersection(func.tags) and not _is_lookup(func, inputs):
+        if _reads_values(func) and not _is_lookup(func, inputs):
             self.is_complete = False
         self.steps.append(_Operation(func, args, kwargs, _tensors(result)))
         return result
@@ -140,6 +140,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
                 pass
         self.is_complete = False
         return tensor
+
+
+def _reads_values(function: Any) -> bool:
+    """Return True if an operation's result has values or a shape that depend on other values."""
+    # torch does not tag the second one, which is `nonzero(as_tuple=True)`.
+    return bool(_HOST_READS.intersection(function.tags)) or function is _aten.nonzero_numpy.default
 
 
 def _is_lookup(function: Any, inputs: list[Tensor]) -> bool:

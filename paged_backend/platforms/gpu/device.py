@@ -36,6 +36,18 @@ class GpuDevice:
         """Return True if torch finds a GPU on this machine."""
         return torch.cuda.is_available()
 
+    @staticmethod
+    def count() -> int:
+        """Return the number of GPUs that torch finds."""
+        return torch.cuda.device_count()
+
+    @staticmethod
+    def numbered(number: int) -> torch.device:
+        """Return a GPU by its number, and make it the one that this process uses."""
+        device = torch.device("cuda", number)
+        torch.cuda.set_device(device)
+        return device
+
     @property
     def name(self) -> str:
         """The name of the product, such as ``NVIDIA H100 PCIe``."""

@@ -28,4 +28,5 @@ class TritonExperts(TorchExperts):
             alpha=activation.alpha,
             limit=activation.limit,
             up_offset=activation.up_offset,
+            has_absent=self._spec.first is not None,
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.attention_step import AttentionStep
 from paged_backend.models.base import Encoder, Model
+from paged_backend.models.embedding import Embedding, EmbeddingMethod
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions, ProductExperts
@@ -70,6 +71,10 @@ class GpuPlatform:
     ) -> LinearProduct:
         """Bring a weight into one of `weight_forms`, with copies of all tensors on the device."""
         return quantized_product(form, weight, bias, self.dtype, self.device)
+
+    def embedding(self, vocab_size: int, hidden_size: int) -> EmbeddingMethod:
+        """Allocate the embedding of tokens, in the dtype of hidden states."""
+        return Embedding(vocab_size, hidden_size, self.dtype, self.device)
 
     def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
         """Allocate the experts of a layer."""

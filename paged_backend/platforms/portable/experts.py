@@ -42,10 +42,11 @@ class TorchExperts:
 
         See `ExpertsMethod.__call__`.
         """
-        outputs = x.new_empty(*expert_ids.shape, x.shape[1])
+        outputs = x.new_zeros(*expert_ids.shape, x.shape[1])
         for row, experts in enumerate(expert_ids.tolist()):
             for rank, expert in enumerate(experts):
-                outputs[row, rank] = self._expert(expert, x[row])
+                if expert < self._spec.num_experts:
+                    outputs[row, rank] = self._expert(expert, x[row])
         return weighted_sum(outputs, expert_weights).to(x.dtype)
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
@@ -78,10 +79,10 @@ class TorchExperts:
         if self._gate_up_bias is not None and self._down_bias is not None:
             tensors["bias"] = self._gate_up_bias, self._down_bias
         for kind, (gate_up, down) in tensors.items():
-            for expert in range(self._spec.num_experts):
-                parameters[f"{expert}.{names.gate}.{kind}"] = gate_up[expert, ::2]
-                parameters[f"{expert}.{names.up}.{kind}"] = gate_up[expert, 1::2]
-                parameters[f"{expert}.{names.down}.{kind}"] = down[expert]
+            for expert, number in enumerate(self._spec.numbers):
+                parameters[f"{number}.{names.gate}.{kind}"] = gate_up[expert, ::2]
+                parameters[f"{number}.{names.up}.{kind}"] = gate_up[expert, 1::2]
+                parameters[f"{number}.{names.down}.{kind}"] = down[expert]
         return parameters
 
 

@@ -39,8 +39,8 @@ class ProductExperts:
 
         See `ExpertsProduct.__call__`.
         """
-        outputs = x.new_empty(*expert_ids.shape, x.shape[1])
-        for expert in set(expert_ids.flatten().tolist()):
+        outputs = x.new_zeros(*expert_ids.shape, x.shape[1])
+        for expert in set(expert_ids.flatten().tolist()) - {len(self._experts)}:
             rows, ranks = (expert_ids == expert).nonzero(as_tuple=True)
             gate_up, down = self._experts[expert]
             inner = self._activate(gate_up(x.index_select(0, rows)), self._activation)

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from paged_backend.checkpoint.hub import is_gguf, resolve_checkpoint
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.engine.engine import Engine
-from paged_backend.engine.worker import Worker
+from paged_backend.engine.executors import open_executor
 from paged_backend.platforms.select import gpu_of, is_gpu
 from paged_backend.tools.bench.continuous_peer import PeerCase, run_peer
 from paged_backend.tools.bench.decode_peer import (
@@ -76,7 +76,7 @@ class DecodeBench:
 
     def __init__(self, config: EngineConfig, folder: Path, num_steps: int) -> None:
         self._config = config
-        worker = Worker(config, folder)
+        worker = open_executor(config, folder)
         self._engine = Engine(config, worker)
         self._limits = worker.info.step_limits
         self.options = asdict(config) | asdict(self._limits)

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from paged_backend.checkpoint.hub import is_gguf, resolve_checkpoint
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.engine.engine import Engine
+from paged_backend.engine.executors import open_executor
 from paged_backend.engine.worker import Worker
 from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.platforms.select import is_gpu
@@ -56,7 +57,7 @@ class OfflineBench:
         self._config = engine_args.from_mapping(options).config
         checkpoint = resolve_checkpoint(self._config)
         self._folder, self._tokenizer = checkpoint.model, str(checkpoint.tokenizer)
-        self._worker = Worker(self._config, self._folder)
+        self._worker = open_executor(self._config, self._folder)
         info = self._worker.info
         grammars = LlguidanceCompiler(self._tokenizer, info.vocab_size, info.eos_token_ids)
         self._engine = Engine(self._config, self._worker, grammars=grammars)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from paged_backend.checkpoint.hub import resolve_checkpoint
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.engine.engine import Engine
-from paged_backend.engine.worker import Worker
+from paged_backend.engine.executors import open_executor
 from paged_backend.tools.bench.divergence import Divergences, Logits
 from paged_backend.tools.bench.environment import environment
 from paged_backend.tools.bench.quality_options import PromptOptions
@@ -47,7 +47,7 @@ class ScoredEngine:
     """
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
-        worker = Worker(config, folder)
+        worker = open_executor(config, folder)
         self.device = worker.platform.device
         self.info = worker.info
         self._engine = Engine(config, worker)

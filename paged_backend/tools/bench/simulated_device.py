@@ -61,6 +61,7 @@ class SimulatedExecutor:
             float32_matmul_precision=config.float32_matmul_precision,
             quantization=None,
             weight_forms={},
+            num_ranks=1,
             weight_bytes=0,
             kv_cache="none",
             kv_bytes_per_token=0,
@@ -75,6 +76,9 @@ class SimulatedExecutor:
             weights_s=0.0,
             prepare_s=0.0,
         )
+
+    def check(self) -> None:
+        """Do nothing: there are no other processes."""
 
     def launch(self, output: SchedulerOutput) -> SimulatedStep:
         """Prepare a step, and launch it."""

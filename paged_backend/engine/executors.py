@@ -1,0 +1,28 @@
+"""Makes the executor of an engine: one worker, or one for each rank of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paged_backend.engine.worker import Worker
+from paged_backend.values.config import EngineConfig
+
+
+def open_executor(config: EngineConfig, folder: Path, tokenizer: Path | None = None) -> Worker:
+    """Load a model, in this process and in the processes of other ranks if there are any.
+
+    Args:
+        config: the engine's options.
+        folder: the checkpoint.
+        tokenizer: see :class:`~paged_backend.engine.worker.Worker`.
+
+    Raises:
+        ConfigError: the model cannot be loaded with these options.
+        EngineDead: a rank has ended while it loaded.
+    """
+    if config.tensor_parallel_size == 1:
+        return Worker(config, folder, tokenizer)
+    # It needs libraries for messages between processes.
+    from paged_backend.engine.leading_worker import LeadingWorker
+
+    return LeadingWorker(config, folder, tokenizer)

@@ -1,0 +1,118 @@
+"""The process of a rank: ``python -P -m paged_backend.engine.rank_process FOLDER RANK PARENT``.
+
+It is the kernel that ends the process when the engine's process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+
+from paged_backend.core.scheduler_output import PendingOutput
+from paged_backend.engine.worker import Worker
+from paged_backend.executor.messages import (
+    ModelLoaded,
+    decode_load_model,
+    decode_masks,
+    decode_scheduler_output,
+    digest,
+    encode,
+)
+from paged_backend.platforms.select import open_group
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.log import LOG, log_to_stderr
+
+_PR_SET_PDEATHSIG = 1
+
+
+def address(folder: Path, rank: int) -> str:
+    """Return the address of the socket between the first rank and another one."""
+    return f"ipc://{folder / f'rank-{rank}'}"
+
+
+class _Step(NamedTuple):
+    output: bytes
+    masks: bytes
+    pending: PendingOutput
+
+
+def load(message: bytes, rank: int) -> Worker:
+    """Load this rank's share of the model that a message names.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    model = decode_load_model(message)
+    options = EngineConfig.from_mapping(model.options)
+    log_to_stderr(options.log_level)
+    group = open_group(
+        options.device,
+        Path(model.store),
+        rank,
+        options.tensor_parallel_size,
+        options.distributed_timeout_seconds,
+    )
+    tokenizer = None if model.tokenizer is None else Path(model.tokenizer)
+    return Worker(options, Path(model.folder), tokenizer, group)
+
+
+def serve(socket: zmq.Socket[bytes], worker: Worker) -> None:
+    """Run each step that arrives, and send its digest."""
+    steps: deque[_Step] = deque()  # two at most: a device computes one while another is launched
+    while True:
+        if steps and (len(steps) > 1 or not socket.poll(0)):
+            step = steps.popleft()
+            socket.send(digest(step.output, step.masks, step.pending.result()))
+            continue
+        output = socket.recv()
+        launched = worker.launch(decode_scheduler_output(output))
+        masks = socket.recv()
+        steps.append(_Step(output, masks, launched.sample(decode_masks(masks))))
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before the kernel was told
+        os._exit(1)
+
+
+def main() -> int:
+    """Serve one rank; returns the exit status."""
+    folder, rank, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    _end_with(parent)
+    faulthandler.enable()  # a crash writes its Python stack into the server's log
+    # Ctrl-C in a terminal reaches the whole process group; only the server must act on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.connect(address(folder, rank))
+    socket.send(b"")
+    try:
+        worker = load(socket.recv(), rank)
+    except ConfigError as error:
+        socket.send(encode(ModelLoaded(str(error))))
+        socket.close(linger=1000)
+        return 1
+    socket.send(encode(ModelLoaded(None)))
+    try:
+        serve(socket, worker)
+    except RuntimeError as error:  # another rank has ended, which the first rank reports
+        LOG.error("rank %d ends: %s", rank, str(error).splitlines()[0])
+    return 1
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # a regular exit of the interpreter takes seconds

@@ -1,0 +1,62 @@
+"""How a model is divided among ranks, for the layers that must know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from paged_backend.checkpoint.shares import Share, Shares
+
+
+class Group(Protocol):
+    """The ranks that compute a model together. All of them make the same calls in the same order.
+
+    All ranks get the same bits. The sum of a number does not depend on its place in the tensor.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, counted from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        ...
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum of the tensors that the ranks give, of one shape; `x` may change."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the tensors of all ranks, of one shape, as [size, *shape]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A group of ranks, and what this rank has of the checkpoint's tensors.
+
+    Attributes:
+        group: the ranks.
+        shares: the shares of this rank.
+        by_expert: each rank has some of the experts, and not a part of each of them.
+    """
+
+    group: Group
+    shares: Shares
+    by_expert: bool = False
+
+    def share_of(self, layer: str) -> Share | None:
+        """Return the share of the weight of a layer, by its name in the checkpoint.
+
+        The result is None if this rank has the whole weight.
+        """
+        return self.shares.get(f"{layer}.weight")
+
+    def divides_inputs(self, layer: str) -> bool:
+        """Return whether each rank has some of a layer's inputs, so that results are summed up."""
+        share = self.share_of(layer)
+        return share is not None and share.dim == 1

@@ -1,0 +1,105 @@
+"""The ranks of a model as `torch.distributed` connects them: gloo on a CPU, NCCL on GPUs.
+
+Its process groups are used without its global default group, so that a process may compute several
+models. Calls are operations of torch, which the graphs of a CPU and of CUDA capture.
+"""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+LOOPBACK = "127.0.0.1"
+
+_numbers = itertools.count()
+_groups: WeakValueDictionary[int, TorchGroup] = WeakValueDictionary()  # by number
+
+_library = torch.library.Library("paged_backend", "DEF")  # type: ignore[no-untyped-call]
+_library.define("gather(Tensor x, Tensor(a!) out, int group) -> ()")  # type: ignore[no-untyped-call]
+_library.define("sum(Tensor(a!) x, int group) -> ()")  # type: ignore[no-untyped-call]
+
+
+class TorchGroup:
+    """See :class:`~paged_backend.models.division.Group`.
+
+    Args:
+        processes: torch's group of processes.
+        sums_in_order: add tensors in the order of the ranks. A ring adds a number in an order that
+            depends on its place, so that results would depend on the other rows of a step.
+
+    Attributes:
+        sent_bytes: bytes that this rank has sent so far, without those in replayed CUDA graphs.
+    """
+
+    def __init__(self, processes: Any, *, sums_in_order: bool) -> None:
+        self.processes = processes
+        self.rank: int = processes.rank()
+        self.size: int = processes.size()
+        self.sent_bytes = 0
+        self._sums_in_order = sums_in_order
+        self._number = next(_numbers)
+        _groups[self._number] = self
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum of the tensors that the ranks give, of one shape; `x` may change."""
+        if not self._sums_in_order:
+            x = x.contiguous()
+            torch.ops.paged_backend.sum(x, self._number)
+            return x
+        total, *others = self.gather(x).unbind()
+        for other in others:
+            total += other
+        return total
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the tensors of all ranks, of one shape, as [size, *shape]."""
+        out = torch.empty(self.size, *x.shape, dtype=x.dtype, device=x.device)
+        torch.ops.paged_backend.gather(x.contiguous(), out, self._number)
+        return out
+
+    @classmethod
+    def on_cpus(cls, store: Path, rank: int, size: int, timeout_s: float) -> TorchGroup:
+        """Connect processes of this machine over its loopback device.
+
+        Args:
+            store: a file that all ranks name, in a private folder.
+            rank: number of this rank, counted from 0.
+            size: number of all ranks.
+            timeout_s: how long a call waits for the other ranks.
+        """
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # a stub lacks it
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._timeout = timedelta(seconds=timeout_s)
+        file = dist.FileStore(str(store), size)  # type: ignore[attr-defined]
+        return cls(dist.ProcessGroupGloo(file, rank, size, options), sums_in_order=True)
+
+    @classmethod
+    def on_gpus(cls, store: Path, rank: int, size: int, timeout_s: float) -> TorchGroup:
+        """Connect processes with a GPU each; see `on_cpus`."""
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        file = dist.FileStore(str(store), size)  # type: ignore[attr-defined]
+        return cls(dist.ProcessGroupNCCL(file, rank, size, options), sums_in_order=False)
+
+
+def _gather(x: Tensor, out: Tensor, number: int) -> None:
+    group = _groups[number]
+    group.sent_bytes += x.nbytes * (group.size - 1)
+    group.processes._allgather_base(out.flatten(), x.flatten()).wait()
+
+
+def _sum(x: Tensor, number: int) -> None:
+    group = _groups[number]
+    group.sent_bytes += x.nbytes * 2 * (group.size - 1) // group.size
+    group.processes.allreduce([x]).wait()
+
+
+_library.impl("gather", _gather, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("sum", _sum, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

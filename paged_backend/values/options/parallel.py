@@ -1,0 +1,51 @@
+"""The processes (ranks) that compute one model together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_backend.values.errors import option_error
+from paged_backend.values.validation import Rule, checked
+
+MAX_RANKS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions:
+    """See :class:`paged_backend.values.config.EngineConfig`."""
+
+    tensor_parallel_size: int = checked(
+        1,
+        Rule(int, 1, MAX_RANKS),
+        "number of processes (ranks) that divide each layer's weights, and the KV cache, among "
+        "them; each rank has a GPU of its own, or an equal share of the CPU's cores",
+    )
+    pipeline_parallel_size: int = checked(
+        1, Rule(int, 1, MAX_RANKS), "number of stages of layers; only 1 is supported yet"
+    )
+    enable_expert_parallel: bool = checked(
+        False,
+        Rule(bool),
+        "each of the ranks of tensor_parallel_size has some experts as a whole, and not a part of "
+        "each expert",
+    )
+    distributed_timeout_seconds: float = checked(
+        600.0,
+        Rule(float, 1, 86400),
+        "how long a rank waits for the others while they load and in a step; the engine ends "
+        "beyond it, and is restarted. During steps, step_timeout_s is the shorter limit of a "
+        "served engine",
+    )
+
+    def check_parallel(self) -> None:
+        """Refuse what is not supported.
+
+        Raises:
+            ConfigError: the message names the option.
+        """
+        if self.pipeline_parallel_size != 1:
+            raise option_error(
+                "pipeline_parallel_size",
+                f"can only be 1, as stages are not supported yet; got "
+                f"{self.pipeline_parallel_size}: use tensor_parallel_size",
+            )
