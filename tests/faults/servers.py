@@ -179,10 +179,15 @@ def _engines(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if any("engine_process" in word for word in _command(p))]
 
 
+def command_of(process: psutil.Process) -> str:
+    """The words of a process's command line; empty if it has ended."""
+    return " ".join(_command(process))
+
+
 def _command(process: psutil.Process) -> list[str]:
     try:
         return list(process.cmdline())
-    except psutil.NoSuchProcess:
+    except psutil.NoSuchProcess:  # also for one that only waits to be reaped
         return []
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from gateway.gateways import Gateway, Response, running_gateway
 from hostile_schemas import hostile_schema
-from servers import MODEL, engine_of, processes_of, serve_demo, wait_for
+from servers import MODEL, command_of, engine_of, processes_of, serve_demo, wait_for
 
 from paged_backend.launch.server_process import RunningServer
 
@@ -51,7 +51,7 @@ class Served:
     def sandboxes(self) -> list[psutil.Process]:
         """The processes that check constraints."""
         found = processes_of(self.server)
-        return [process for process in found if "compile_process" in " ".join(process.cmdline())]
+        return [process for process in found if "compile_process" in command_of(process)]
 
     def work_s(self, key: str, schema: dict[str, Any]) -> tuple[float, float]:
         """The processor time of the sandboxes, and of the engine, for a request."""

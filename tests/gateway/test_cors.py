@@ -179,6 +179,7 @@ def test_serve_passes_the_gateways_flags_on(tmp_path):
         *("--max-connections", "9", "--max-connections-per-address", "3"),
         *("--allowed-origins", f'["{PAGE}"]', "--allowed-methods", '["GET"]'),
         *("--allowed-headers", '["X-One"]', "--allow-credentials"),
+        *("--trust-routing-headers", "--objective-priorities", '{"chat": -1}'),
     )
     passed_on = parsed("gateway", *gateway_flags(parsed("serve", *flags)))
     values = gateway_values(passed_on)

@@ -77,9 +77,9 @@ def test_a_stream_tells_the_role_first_and_the_reason_last(api):
 
 
 def test_usage_comes_in_a_chunk_of_its_own(api):
+    whole = ask(api).usage
     *chunks, last = ask(api, stream=True, stream_options={"include_usage": True})
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
-    whole = ask(api).usage
     assert last.choices == []
     assert last.usage.completion_tokens == whole.completion_tokens
     assert last.usage.prompt_tokens == whole.prompt_tokens
