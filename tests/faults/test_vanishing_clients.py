@@ -59,7 +59,8 @@ class Holdings:
 
     def growth(self, before: Holdings) -> float:
         """By which part the resident memory of that process is more that has grown most."""
-        return max(self.resident_mib[pid] / mib for pid, mib in before.resident_mib.items()) - 1
+        still = self.resident_mib.keys() & before.resident_mib.keys()
+        return max(self.resident_mib[pid] / before.resident_mib[pid] for pid in still) - 1
 
 
 def _regions(process: psutil.Process) -> set[str]:
