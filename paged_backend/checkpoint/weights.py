@@ -76,22 +76,21 @@ def random_weights(
     device = next(p.device for p in parameters.values() if isinstance(p, Tensor))
     generator = torch.Generator(device).manual_seed(seed)
     for name, spec in tensors.items():
-        parameter = parameters.get(name)
-        if parameter is None:  # another rank's; this one's numbers are those that follow
-            weight = torch.empty(spec.shape, device=device)
-        elif not isinstance(parameter, Tensor):
-            weight = torch.empty(spec.shape, device=device)
-            parameter.fill(weight, f"random tensor {name}")
-        elif parameter.shape == spec.shape:
-            weight = parameter
-        else:
-            weight = parameter.new_empty(spec.shape)
+        place = parameters.get(name)
+        memory = place if isinstance(place, Tensor) else None
+        share = (shares or {}).get(name)
+        if memory is not None and share is None and memory.is_contiguous():
+            weight = memory
+        else:  # this rank has a share or nothing of it; the numbers that follow are the same
+            dtype = torch.float32 if memory is None else memory.dtype
+            weight = torch.empty(spec.shape, dtype=dtype, device=device)
         if spec.role in _FILLS:
             weight.fill_(_FILLS[spec.role])
         else:
             weight.normal_(0, 0.02, generator=generator)
-        if isinstance(parameter, Tensor) and shares is not None and name in shares:
-            parameter.copy_(shares[name].take(weight))
+        if place is not None and place is not weight:
+            entry = SourceTensor(name, weight, f"random tensor {name}", weight.nbytes)
+            _fill(place, _shared(entry, place, share))
 
 
 def _open(checkpoint: Path) -> TensorSource:

@@ -1,6 +1,6 @@
 """The process of a rank: ``python -P -m paged_backend.engine.rank_process FOLDER RANK PARENT``.
 
-It is the kernel that ends the process when the engine's process ends.
+The kernel ends the process when the engine's process ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import zmq
 
@@ -28,7 +28,7 @@ from paged_backend.executor.messages import (
 )
 from paged_backend.platforms.select import open_group
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError
+from paged_backend.values.errors import ConfigError, place_of
 from paged_backend.values.log import LOG, log_to_stderr
 
 _PR_SET_PDEATHSIG = 1
@@ -65,7 +65,7 @@ def load(message: bytes, rank: int) -> Worker:
     return Worker(options, Path(model.folder), tokenizer, group)
 
 
-def serve(socket: zmq.Socket[bytes], worker: Worker) -> None:
+def serve(socket: zmq.Socket[bytes], worker: Worker) -> NoReturn:
     """Run each step that arrives, and send its digest."""
     steps: deque[_Step] = deque()  # two at most: a device computes one while another is launched
     while True:
@@ -100,15 +100,13 @@ def main() -> int:
     socket.send(b"")
     try:
         worker = load(socket.recv(), rank)
+        socket.send(encode(ModelLoaded(None)))
+        serve(socket, worker)
     except ConfigError as error:
         socket.send(encode(ModelLoaded(str(error))))
         socket.close(linger=1000)
-        return 1
-    socket.send(encode(ModelLoaded(None)))
-    try:
-        serve(socket, worker)
-    except RuntimeError as error:  # another rank has ended, which the first rank reports
-        LOG.error("rank %d ends: %s", rank, str(error).splitlines()[0])
+    except RuntimeError as error:  # usually another rank has ended, which the first rank reports
+        LOG.error("rank %d ends: %s (%s)", rank, str(error).splitlines()[0], place_of(error))
     return 1
 
 

@@ -150,8 +150,9 @@ def test_four_ranks_share_two_heads_and_sum_in_one_order(tmp_path: Path) -> None
     assert_equal(*both_answer(tmp_path, num_ranks=4))
 
 
-def test_random_weights_are_those_of_one_rank(tmp_path: Path) -> None:
-    make_checkpoint("qwen3", tmp_path, **EVEN)
+@pytest.mark.parametrize("family", ["qwen3", "gpt-oss"])
+def test_random_weights_are_those_of_one_rank(family: str, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path, **EVEN)
     assert_equal(*both_answer(tmp_path, load_format="dummy"))
 
 

@@ -1,0 +1,31 @@
+"""Two ranks with the kernels of a GPU: in the interpreter, or on two GPUs if there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from oracle import make_engine, run, tokens_of
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3-moe"])
+@pytest.mark.parametrize("by_expert", [False, True])
+def test_tokens_are_those_of_one_rank(family: str, by_expert: bool, tmp_path: Path) -> None:
+    """Steps are launched ahead, and samples are drawn on the device of each rank."""
+    num_gpus = torch.cuda.device_count()
+    if num_gpus == 1:
+        pytest.skip("one GPU is not enough for two ranks")
+    make_checkpoint(family, tmp_path, vocab_size=200, num_hidden_layers=2)
+    work = [([5, 6, 7, 8], 6), (list(range(3, 40)), 3)]
+    options = {
+        "device": "cuda" if num_gpus else "cpu",
+        "enforce_eager": True,
+        "enable_expert_parallel": by_expert,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 32,
+    }
+    one, two = (make_engine(tmp_path, tensor_parallel_size=number, **options) for number in (1, 2))
+    assert two.executor.info.step_limits.async_scheduling
+    assert tokens_of(run(two, work)) == tokens_of(run(one, work))
