@@ -173,8 +173,10 @@ def _notes(plan: Plan) -> Iterator[str]:
     groups = [gpu.capacity.memory.group for gpu in plan.gpus if gpu.capacity]
     if any(group.num_nodes > 1 for group in groups):
         yield f"Between hosts, each GPU sends {known.network_gb_s:g} GB/s."
-    if any(group.num_gpus > 1 for group in groups):
-        yield "paged-backend serves a model on one GPU so far; more of them is a plan only."
+    if any(group.pipeline > 1 or group.num_nodes > 1 for group in groups):
+        yield "Stages of layers, and a model on several hosts, are a plan only so far."
+    elif any(group.num_gpus > 1 for group in groups):
+        yield "tensor_parallel_size has not been measured on GPUs yet."
 
 
 class _Table:
