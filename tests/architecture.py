@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parsers": set(),
     "grammar": {"core", "parsers", "sandbox", "text"},
     "process": {"checkpoint", "core", "engine", "grammar"},
+    "dynamo": {"grammar", "process"},
     "serving": {"checkpoint", "embeddings", "grammar", "parsers", "process", "text"},
     "launch": set(),
     "demo": {"checkpoint", "launch", "scrape"},
@@ -68,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "text",
         "workloads",
     },
-    "cli": {"bench", "demo", "launch", "plan", "quantize", "top", "workloads"},
+    "cli": {"bench", "demo", "dynamo", "launch", "plan", "quantize", "top", "workloads"},
 }
 # A platform -> the other platforms that it may import; `select` alone knows all of them.
 PLATFORMS = {
@@ -84,6 +85,7 @@ DEVICE = "paged_backend.platforms.gpu.device"  # everything that torch.cuda does
 RESERVED = {
     "paged_kernels": {"bench", "platforms"},
     "triton_python_backend_utils": {"serving"},
+    "dynamo": {"dynamo"},
     "paged_loadtest": set(),
     "gguf": {"bench", "checkpoint"},
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paged_backend import LLM
 from paged_backend.checkpoint.safetensors_files import weight_files
 from paged_backend.core.block_hash import BlockHasher, load_or_create_key
 from paged_backend.values.errors import ConfigError, place_of
@@ -104,6 +105,16 @@ def test_processes_that_share_a_key_file_compute_the_same_names(tmp_path):
     path.write_bytes(b"short")
     with pytest.raises(ValueError, match="must have 32 bytes, has 5"):
         load_or_create_key(path)
+
+
+def test_engines_can_share_a_key_file(tmp_path):
+    path = tmp_path / "key"
+    engines = [LLM("demo", device="cpu", prefix_cache_key_file=str(path)) for _ in range(2)]
+    one, other = (llm.engine.scheduler.kv._hasher for llm in engines)
+    assert one.root([]) == other.root([])
+    path.write_bytes(b"short")
+    with pytest.raises(ConfigError, match="^option prefix_cache_key_file cannot be used: .*has 5"):
+        LLM("demo", device="cpu", prefix_cache_key_file=str(path))
 
 
 def test_an_internal_error_tells_its_place_and_nothing_that_it_was_about():

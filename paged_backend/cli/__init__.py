@@ -13,6 +13,7 @@ import sys
 from paged_backend.cli import (
     bench,
     demo,
+    dynamo,
     gateway,
     generate,
     install_backend,
@@ -29,7 +30,7 @@ Serve large language models on NVIDIA Triton Inference Server, and ask, watch an
   paged-backend serve /models/Llama-3.1-8B    serve a checkpoint over gRPC and HTTP
   paged-backend gateway --port 9000           OpenAI's and Anthropic's APIs in front of it
 """
-COMMANDS = (serve, gateway, generate, demo, bench, top, plan, quantize, install_backend)
+COMMANDS = (serve, gateway, dynamo, generate, demo, bench, top, plan, quantize, install_backend)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -92,9 +92,10 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         for name, value in vars(args).items()
         if name.startswith(_OTHER)
     }
-    for name in ("model", "tokenizer", "download_dir"):
-        # A cache folder may be made later.
-        if values[name] is not None and (name == "download_dir" or Path(values[name]).exists()):
+    for name in ("model", "tokenizer", "download_dir", "prefix_cache_key_file"):
+        # A cache folder and a key may be made later.
+        is_new = name in ("download_dir", "prefix_cache_key_file")
+        if values[name] is not None and (is_new or Path(values[name]).exists()):
             values[name] = str(Path(values[name]).expanduser().resolve())
     values["generation_config"] = resolved_source(values["generation_config"], Path.cwd())
     if values["chat_template"] is not None:

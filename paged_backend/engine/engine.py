@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
+from paged_backend.core.block_hash import load_or_create_key
 from paged_backend.core.compiling import (
     CompilingRequest,
     CompilingRequests,
@@ -28,7 +30,7 @@ from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from paged_backend.executor.base import Executor
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError, InvalidRequest
+from paged_backend.values.errors import ConfigError, InvalidRequest, option_error
 from paged_backend.values.log import LOG
 from paged_backend.values.outputs import (
     EngineStats,
@@ -96,6 +98,7 @@ class Engine:
                     config.enable_prefix_caching and has_all_states and has_blocks
                 ),
                 has_journal=has_journal,
+                hash_key=_hash_key(config),
             ),
             FairQueue(config.weights_of_tenants(), fair=config.scheduling_policy == "fair"),
             drafter,
@@ -248,3 +251,17 @@ def _logged_if_it_fails(output: SchedulerOutput) -> Iterator[None]:
     except Exception as error:
         LOG.error("a step failed with %s; it was: %s", type(error).__name__, output.describe())
         raise
+
+
+def _hash_key(config: EngineConfig) -> bytes | None:
+    """Return the key of the block hashes; None for a random one.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    if config.prefix_cache_key_file is None:
+        return None
+    try:
+        return load_or_create_key(Path(config.prefix_cache_key_file))
+    except (OSError, ValueError) as error:
+        raise option_error("prefix_cache_key_file", f"cannot be used: {error}") from error

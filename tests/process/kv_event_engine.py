@@ -16,6 +16,7 @@ from engine_without_model import VOCAB, EngineWithoutModel, make_request
 
 from paged_backend.core.block_hash import DIGEST_SIZE
 from paged_backend.core.sequence import Sequence
+from paged_backend.process.kv_events.events import short_hash
 from paged_backend.process.kv_events.publisher import KVEventPublisher
 from paged_backend.values.options.kv_events import KVEventsConfig
 
@@ -68,14 +69,14 @@ class RandomEngine:
         if salt:
             self._salted += self._engine.scheduler.sequences.of(name)
 
-    def cache(self) -> list[tuple[str, int, list[int]]]:
+    def cache(self) -> list[tuple[int, int, list[int]]]:
         """Hash, group and tokens of each block that can be found, without those with a salt."""
         pool, found = self._engine.scheduler.kv.pool, []
         for key, block_id in pool._block_by_hash.items():
             block_hash, group = key[:DIGEST_SIZE], key[DIGEST_SIZE:]
             if block_hash not in self.salted_hashes:
                 tokens = list(self._engine.content[block_id])
-                found.append((block_hash.hex(), group[0] if group else 0, tokens))
+                found.append((short_hash(block_hash), group[0] if group else 0, tokens))
         return found
 
 
@@ -87,7 +88,7 @@ def main() -> None:
         while not select.select([sys.stdin], [], [], 0.01)[0]:
             engine.publish()
         engine.make_steps(int(sys.stdin.readline()))
-        salted = [block_hash.hex() for block_hash in engine.salted_hashes]
+        salted = [short_hash(block_hash) for block_hash in engine.salted_hashes]
         print(json.dumps({"cache": engine.cache(), "salted": salted}), flush=True)
 
 

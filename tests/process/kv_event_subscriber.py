@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import zmq
 
-Block = tuple[bytes, int]
+Block = tuple[int, int]
 """The hash of a block and its KV cache group."""
 
 
@@ -21,7 +21,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.blocks: dict[Block, list[int]] = {}
-        self.prefixes: dict[bytes, list[int]] = {}  # all tokens up to the end of a block
+        self.prefixes: dict[int, list[int]] = {}  # all tokens up to the end of a block
 
     def apply(self, payload: bytes) -> None:
         _, events, rank = msgspec.msgpack.decode(payload)
@@ -77,7 +77,7 @@ class Subscriber:
         self.last_seq: int | None = None
         self.publisher: bytes | None = None
         self.num_lost = self.num_replays = self.num_snapshots = 0
-        self.seen: set[bytes] = set()  # hashes of all blocks that were ever announced
+        self.seen: set[int] = set()  # hashes of all blocks that were ever announced
 
     def read(self, seconds: float) -> None:
         """Follow live messages for a while."""

@@ -20,6 +20,7 @@ from kv_event_subscriber import Cache, Subscriber
 
 from paged_backend.core.block_hash import DIGEST_SIZE
 from paged_backend.core.cache_journal import CacheJournal, CacheState
+from paged_backend.process.kv_events.events import short_hash
 from paged_backend.process.kv_events.publisher import KVEventPublisher
 from paged_backend.process.kv_events.queue import Changes, EventQueue, Lost
 from paged_backend.process.kv_events.sender import MAX_WAITING
@@ -40,7 +41,7 @@ class EngineProcess:
     def __init__(self, config: dict[str, Any], windows: str) -> None:
         self._config, self._windows = json.dumps(config), windows
         self._seed = 0
-        self.salted: set[str] = set()
+        self.salted: set[int] = set()
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -56,14 +57,14 @@ class EngineProcess:
         assert process.stdout.readline() == "ready\n"
         return process
 
-    def step(self, number: int) -> dict[tuple[bytes, int], list[int]]:
+    def step(self, number: int) -> dict[tuple[int, int], list[int]]:
         """Make steps; returns the blocks in the cache, by hash and group, with their tokens."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
         self.salted |= set(answer["salted"])
-        return {(bytes.fromhex(name), group): tokens for name, group, tokens in answer["cache"]}
+        return {(name, group): tokens for name, group, tokens in answer["cache"]}
 
     def kill(self) -> None:
         self._process.kill()
@@ -102,7 +103,7 @@ def config_of(addresses: list[str], **others: Any) -> KVEventsConfig:
     return KVEventsConfig.read(options_of(addresses, **others))
 
 
-def catch_up(subscriber: Subscriber, wanted: dict[tuple[bytes, int], list[int]]) -> None:
+def catch_up(subscriber: Subscriber, wanted: dict[tuple[int, int], list[int]]) -> None:
     """Read until the subscriber's cache is the engine's."""
     deadline = time.monotonic() + CATCH_UP_S
     while subscriber.cache.blocks != wanted and time.monotonic() < deadline:
@@ -138,7 +139,7 @@ def test_a_subscriber_reproduces_the_cache(addresses: list[str], windows: str) -
     assert num_kills >= 2 and subscriber.num_lost and subscriber.num_replays
     assert subscriber.num_snapshots >= num_kills
     assert engine.salted and num_blocks
-    assert not {block_hash.hex() for block_hash in subscriber.seen} & engine.salted
+    assert not subscriber.seen & engine.salted
     print(
         f"{windows}: {num_checks * STEPS_PER_CHECK} steps, {num_kills} kills, "
         f"{subscriber.num_lost} lost, {subscriber.num_replays} replays, "
@@ -273,8 +274,8 @@ def test_a_snapshot_has_the_evicted_blocks_that_others_need(
     while subscriber_thread.is_alive():
         publisher.publish(journal)
         time.sleep(0.01)
-    assert set(cache.blocks) == {(second, 0), (third, 0)}
-    assert cache.prefixes[third] == [1, 2, 3, 4] * 3
+    assert set(cache.blocks) == {(short_hash(second), 0), (short_hash(third), 0)}
+    assert cache.prefixes[short_hash(third)] == [1, 2, 3, 4] * 3
     for block_hash in (third, second):
         journal.evict(block_hash)
     assert journal.state() == CacheState(journal.layout, [], set())

@@ -1,6 +1,7 @@
 """The events of routers, with vLLM's names and fields.
 
-A router computes its own keys from ``token_ids``, so the hashes can stay keyed with a secret.
+A router computes its own keys from ``token_ids``, so the hashes can stay keyed with a secret. Like
+vLLM's by default, the hashes of events are integers of 64 bits, the only form that Dynamo reads.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from paged_backend.values.kv_cache_groups import KVCacheLayout
 
 MEDIUM = "GPU"  # vLLM's name of the memory that attention reads, also on a CPU
 MAX_EVENT_BLOCKS = 256
+_HASH_BYTES = 8  # the last ones of a digest
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Blocks of one KV cache group can be found from now on, each the parent of the next."""
 
-    block_hashes: list[bytes]
-    parent_block_hash: bytes | None  # hash of the block before the first one
+    block_hashes: list[int]
+    parent_block_hash: int | None  # hash of the block before the first one
     token_ids: list[int]  # [len(block_hashes) * block_size]
     block_size: int
     lora_id: None
@@ -34,7 +36,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Blocks of one KV cache group can no longer be found."""
 
-    block_hashes: list[bytes]
+    block_hashes: list[int]
     medium: str
     group_idx: int | None = None
 
@@ -62,7 +64,7 @@ def events_of(changes: Iterable[CacheChange], layout: KVCacheLayout) -> list[KVE
         match change:
             case BlockAdded(block, group):
                 if isinstance(last, BlockStored) and _continues(last, change):
-                    last.block_hashes.append(block.block_hash)
+                    last.block_hashes.append(short_hash(block.block_hash))
                     last.token_ids.extend(block.token_ids)
                 else:
                     events.append(_stored(change, layout))
@@ -72,25 +74,32 @@ def events_of(changes: Iterable[CacheChange], layout: KVCacheLayout) -> list[KVE
                     and last.group_idx == group
                     and len(last.block_hashes) < MAX_EVENT_BLOCKS
                 ):
-                    last.block_hashes.append(block_hash)
+                    last.block_hashes.append(short_hash(block_hash))
                 else:
-                    events.append(BlockRemoved([block_hash], MEDIUM, group))
+                    events.append(BlockRemoved([short_hash(block_hash)], MEDIUM, group))
     return events
 
 
+def short_hash(block_hash: bytes) -> int:
+    """Return the hash of a block as events have it, an unsigned integer of 64 bits."""
+    return int.from_bytes(block_hash[-_HASH_BYTES:], "big")
+
+
 def _continues(last: BlockStored, change: BlockAdded) -> bool:
+    parent = change.block.parent_hash
     return (
         last.group_idx == change.group
-        and last.block_hashes[-1] == change.block.parent_hash
+        and parent is not None
+        and last.block_hashes[-1] == short_hash(parent)
         and len(last.block_hashes) < MAX_EVENT_BLOCKS
     )
 
 
 def _stored(change: BlockAdded, layout: KVCacheLayout) -> BlockStored:
-    window = layout.windows[change.group]
+    window, parent = layout.windows[change.group], change.block.parent_hash
     return BlockStored(
-        [change.block.block_hash],
-        change.block.parent_hash,
+        [short_hash(change.block.block_hash)],
+        None if parent is None else short_hash(parent),
         list(change.block.token_ids),
         layout.block_size,
         None,

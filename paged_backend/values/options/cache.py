@@ -42,6 +42,13 @@ class CacheOptions:
         "fp8 uses the checkpoint's scales, or else a scale per token and head",
     )
     enable_prefix_caching: bool = checked(True, Rule(bool), "reuse the KV blocks of equal prefixes")
+    prefix_cache_key_file: str | None = checked(
+        None,
+        Rule(str, optional=True),
+        "file with the secret key of the prefix cache's hashes, which is written if it is missing; "
+        "engines with the same key name equal blocks alike in their KV events, as Dynamo's router "
+        "needs; default: a random key",
+    )
     kv_events_config: dict[str, Any] | None = checked(
         None,
         Rule(dict, optional=True),

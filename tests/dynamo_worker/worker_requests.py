@@ -1,0 +1,11 @@
+"""Requests of the tests of this folder."""
+
+from __future__ import annotations
+
+from paged_backend.values.sampling_params import SamplingParams
+
+PROMPTS = [[5 + index, 6, 7, 8, 9, 10 + index] for index in range(12)]
+PARAMS = [
+    SamplingParams(max_tokens=40, ignore_eos=True, temperature=index % 2 * 0.8, seed=index)
+    for index in range(len(PROMPTS))
+]
