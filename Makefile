@@ -54,15 +54,15 @@ demo: install
 serve: install
 	$(BIN)/paged-backend serve $(MODEL)
 
-# Kernels first, under Triton's interpreter, which is chosen for a whole process. Then all other tests
-# in five processes, which use two cores: those that share servers mostly wait for them. A thread of
-# torch that waits leaves its core to others. What was compiled to bytecode is kept for the next of
-# many processes.
+# Kernels first, under Triton's interpreter, which is chosen for a whole process. The tests of a file
+# share their servers, for which they often wait, so three files use two cores. A thread of torch that
+# waits leaves its core to others. What was compiled to bytecode is kept for the next of many processes.
 test: export OMP_WAIT_POLICY := passive
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
-	$(BIN)/python -m pytest -n 5 --dist loadgroup $(SKIPPED) -m "not gpu and not soak"
+	$(BIN)/python -m pytest $(PARALLEL) $(SKIPPED) -m "not gpu and not soak and not server"
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(SKIPPED) -m "not gpu and not soak and server"
 
 # `check` is `test` for a developer: it skips the tests of the measuring tools, if nothing of them
 # differs from $(BASE). CI runs `test`.
