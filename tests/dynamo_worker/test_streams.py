@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from paged_backend.values.errors import (
 )
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
+
+NUMBERS = count()
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +59,9 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @asynccontextmanager
 async def started(**options: Any) -> AsyncIterator[TokenStreams]:
-    streams = TokenStreams(EngineConfig.from_mapping({"model": "demo", **options}), "demo")
+    # Another name for each: an engine that ends removes the folder of its name.
+    name = f"demo-{next(NUMBERS)}"
+    streams = TokenStreams(EngineConfig.from_mapping({"model": "demo", **options}), name)
     ready, stats = await streams.start()
     assert (ready.limits.max_model_len, stats.block_size) == (2048, 16)
     try:
