@@ -8,6 +8,7 @@ Models do not know of it: `RankKernels` gives them such layers in place of those
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -73,10 +74,18 @@ class RankKernels:
         return OwnExperts(self._kernels.experts(own), own, group)
 
 
-class SummedLinear:
-    """A layer that is divided along its inputs; see `models.linear.LinearMethod`."""
+PartT = TypeVar("PartT", bound=LinearMethod | ExpertsMethod)
 
-    def __init__(self, part: LinearMethod, group: Group) -> None:
+
+class _Divided(Generic[PartT]):
+    """A layer of which each rank has a part.
+
+    Args:
+        part: this rank's part.
+        group: the ranks.
+    """
+
+    def __init__(self, part: PartT, group: Group) -> None:
         self._part = part
         self._group = group
 
@@ -85,8 +94,12 @@ class SummedLinear:
         return self._part.parameters()
 
     def pack(self) -> None:
-        """Bring the filled weight into the form that the kernels read."""
+        """Bring the filled weights into the form that the kernels read."""
         self._part.pack()
+
+
+class SummedLinear(_Divided[LinearMethod]):
+    """A layer that is divided along its inputs; see `models.linear.LinearMethod`."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, outputs] for this rank's inputs `x` [rows, inputs]."""
@@ -101,7 +114,7 @@ class SummedLinear:
         raise TypeError("a layer that is divided along its inputs is not an embedding")
 
 
-class GatheredLinear:
+class GatheredLinear(_Divided[LinearMethod]):
     """An output layer that is divided along its outputs; see `models.linear.LinearMethod`.
 
     Args:
@@ -111,17 +124,8 @@ class GatheredLinear:
     """
 
     def __init__(self, part: LinearMethod, num_rows: int, group: Group) -> None:
-        self._part = part
+        super().__init__(part, group)
         self._num_rows = num_rows
-        self._group = group
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        return self._part.parameters()
-
-    def pack(self) -> None:
-        """Bring the filled weight into the form that the kernels read."""
-        self._part.pack()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output of all ranks [rows, outputs] for `x` [rows, inputs]."""
@@ -156,20 +160,8 @@ class DividedEmbedding:
         return _divided_rows(self._part, self._num_rows, index, self._group)
 
 
-class SummedExperts:
+class SummedExperts(_Divided[ExpertsMethod]):
     """Experts of which each rank has a part; see `models.experts.ExpertsMethod`."""
-
-    def __init__(self, part: ExpertsMethod, group: Group) -> None:
-        self._part = part
-        self._group = group
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        return self._part.parameters()
-
-    def pack(self) -> None:
-        """Bring the filled weights into the form that the kernels read."""
-        self._part.pack()
 
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """Compute the weighted sum of the outputs of each row's experts; see `ExpertsProduct`."""
