@@ -20,6 +20,7 @@ from kv_event_subscriber import Cache, Subscriber
 
 from paged_backend.core.block_hash import DIGEST_SIZE
 from paged_backend.core.cache_journal import CacheJournal, CacheState
+from paged_backend.process.kv_events import publisher as publisher_module
 from paged_backend.process.kv_events.events import short_hash
 from paged_backend.process.kv_events.publisher import KVEventPublisher
 from paged_backend.process.kv_events.queue import Changes, EventQueue, Lost
@@ -256,6 +257,32 @@ def test_a_snapshot_that_nobody_can_make_now_is_refused(
         assert client.poll(5000)
         number, publisher_id, *chunks = client.recv_multipart()
         assert int.from_bytes(number, "big", signed=True) >= 1 and len(chunks) == 1
+
+
+def test_snapshots_cost_a_twentieth_of_the_time_of_the_engine(
+    publisher: KVEventPublisher, addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subscriber that never stops asking gets a copy of the state, and then waits."""
+    journal = journal_with(3)
+    now_s, copied_at = [1000.0], []
+
+    def slow_state(journal: CacheJournal) -> CacheState:
+        copied_at.append(now_s[0])
+        now_s[0] += 0.125
+        return CacheState(journal.layout, [], set())
+
+    monkeypatch.setattr(CacheJournal, "state", slow_state)
+    monkeypatch.setattr(publisher_module, "monotonic", lambda: now_s[0])
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.connect(addresses[2])
+        for _ in range(2):
+            client.send(b"snapshot")
+            while not client.poll(1):
+                publisher.publish(journal)
+                now_s[0] += 0.125
+            client.recv_multipart()
+    assert len(copied_at) == 2
+    assert copied_at[1] - copied_at[0] >= 20 * 0.125
 
 
 def test_a_snapshot_has_the_evicted_blocks_that_others_need(
