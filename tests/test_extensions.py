@@ -430,6 +430,9 @@ class LookupDrafter:
         drafts = {seq.seq_id: self._following.get(tuple(seq.token_ids[-2:])) for seq in sequences}
         return {seq_id: draft for seq_id, draft in drafts.items() if draft}
 
+    def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
+        """It has as many drafts however long steps take."""
+
 
 def test_a_drafter(tmp_path: Path) -> None:
     """The same tokens in fewer steps: greedy, sampled, penalized and with log-probabilities."""
@@ -470,5 +473,5 @@ def test_a_drafter_needs_a_platform_that_samples_several_tokens(tmp_path: Path) 
     Oracle("llama3", tmp_path)
     executor = make_engine(tmp_path).executor
     executor.info = replace(executor.info, supports_drafts=False)
-    with pytest.raises(ConfigError, match="drafter: cpu samples one token of a sequence per step"):
+    with pytest.raises(ConfigError, match="speculative_config cannot be used yet on cpu"):
         Engine(EngineConfig.from_mapping({"model": str(tmp_path)}), executor, LookupDrafter([]))

@@ -20,6 +20,9 @@ class EngineCounters:
         self.num_steps = 0
         self.num_generation_tokens = 0
         self.num_forced_tokens = 0  # generated tokens that were not sampled
+        self._num_drafts = 0
+        self._num_draft_tokens = 0
+        self._num_accepted_at: list[int] = []  # see EngineStats
         self._num_prompt_tokens = 0
         self._num_cache_hits = 0
         self._finished: Counter[str] = Counter()  # by finish reason
@@ -36,6 +39,14 @@ class EngineCounters:
         """Count the prompt tokens and prefix hits of a sequence that starts for the first time."""
         self._num_prompt_tokens += seq.num_prompt_tokens
         self._num_cache_hits += seq.num_computed_tokens
+
+    def count_drafts(self, number: int, num_accepted: int) -> None:
+        """Count the draft of a sequence in a step, and how many of its first tokens were right."""
+        self._num_drafts += 1
+        self._num_draft_tokens += number
+        self._num_accepted_at += [0] * (num_accepted - len(self._num_accepted_at))
+        for place in range(num_accepted):
+            self._num_accepted_at[place] += 1
 
     def count_end(self, seq: Sequence, reason: FinishReason) -> None:
         """Count a sequence that ends.
@@ -78,6 +89,9 @@ class EngineCounters:
             num_forced_tokens=self.num_forced_tokens,
             num_cache_hits=self._num_cache_hits,
             num_steps=self.num_steps,
+            num_drafts=self._num_drafts,
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_at=tuple(self._num_accepted_at),
             finished=dict(self._finished),
             histograms={name: histogram.counts() for name, histogram in self._histograms.items()},
         )

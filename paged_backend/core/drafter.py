@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import Sequence
 
 
 class Drafter(Protocol):
     """Guesses the next tokens of running sequences. Only the engine's thread uses it.
 
-    The guesses for a sequence must depend only on its tokens. Another engine can then resume the
-    sequence from its tokens, without any state of the drafter.
+    Another engine can resume a sequence from its tokens, without any state of the drafter, because
+    guesses have no influence on tokens.
     """
 
     def propose(self, sequences: Iterable[Sequence], budget: int) -> Mapping[int, list[int]]:
@@ -36,4 +37,8 @@ class Drafter(Protocol):
         Returns:
             A list of token ids for each ``seq_id``; sequences without guesses may be missing.
         """
+        ...
+
+    def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
+        """Take note of the duration of a step, to weigh what drafts cost against what they give."""
         ...

@@ -243,7 +243,8 @@ class Scheduler:
     def _schedule_running(self, step: StepBuilder) -> bool:
         """Schedule running sequences; return True if one was preempted for lack of blocks."""
         num_preemptions = self.counters.num_preemptions
-        self._continue_decodes(step)
+        drafts = self._drafts()
+        self._continue_decodes(step, drafts)
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         continued = set(step.continued)
@@ -257,7 +258,8 @@ class Scheduler:
             first = filter(_can_be_continued, self._decodes)
             places = {seq: i for i, seq in enumerate(first)}
             decodes.sort(key=lambda seq: (not seq.can_continue, places.get(seq, len(places))))
-        drafts = self._drafts(decodes, max(0, step.budget - len(decodes)))
+        # Attention is faster if the sequences with one token each come first.
+        decodes.sort(key=lambda seq: seq.seq_id in drafts)
         for seq in decodes:
             if seq.seq_id not in drafts or not self._speculate(seq, step, drafts[seq.seq_id]):
                 self._continue(seq, step)
@@ -267,7 +269,7 @@ class Scheduler:
             self._continue(seq, step)
         return self.counters.num_preemptions > num_preemptions
 
-    def _continue_decodes(self, step: StepBuilder) -> None:
+    def _continue_decodes(self, step: StepBuilder, drafts: Mapping[int, list[int]]) -> None:
         """Continue the decodes of the previous step, without a slice for each of them.
 
         The step is the same as with slices. It depends on the order of sequences only if there is
@@ -275,14 +277,13 @@ class Scheduler:
         """
         num_running = len(self.sequences.running)
         num_blocks = 2 * self.kv.num_groups * num_running  # copies included
-        has_room = step.budget >= num_running and self.kv.pool.num_free >= num_blocks
-        if not has_room or self._drafter is not None:
+        if step.budget < num_running or self.kv.pool.num_free < num_blocks:
             return
         continued: list[Sequence] = []
         entering: list[tuple[int, Sequence]] = []
         block_size = self.kv.block_size
         for seq in self._decodes:
-            if _can_be_continued(seq):
+            if _can_be_continued(seq) and seq.seq_id not in drafts:
                 if seq.num_computed_tokens % block_size == 0:
                     entering.append((len(continued), seq))
                 continued.append(seq)
@@ -290,20 +291,21 @@ class Scheduler:
             self.kv.allocate_slots(seq, 1)
         step.continue_decodes(continued, entering)
 
-    def _drafts(self, decodes: list[Sequence], budget: int) -> dict[int, list[int]]:
-        """Return drafts by ``seq_id``, at most ``budget`` tokens over all sequences."""
+    def _drafts(self) -> dict[int, list[int]]:
+        """Return drafts by ``seq_id``, as many as a step has room for beside all decodes."""
         drafts: dict[int, list[int]] = {}
         if self._drafter is None:
             return drafts
-        proposed = self._drafter.propose(filter(can_be_drafted, decodes), budget)
+        running = self.sequences.running.values()
+        decodes = [seq for seq in running if seq.num_uncomputed_tokens == 1 and can_be_drafted(seq)]
+        budget = max(0, self.config.max_num_batched_tokens - len(running))
+        proposed = self._drafter.propose(decodes, budget)
         for seq in decodes:
             num_useful = min(budget, max_draft_tokens(seq))
             draft = proposed.get(seq.seq_id, [])[:num_useful]
             if draft:
                 drafts[seq.seq_id] = draft
                 budget -= len(draft)
-        # Attention is faster if the sequences with one token each come first.
-        decodes.sort(key=lambda seq: seq.seq_id in drafts)
         return drafts
 
     def _speculate(self, seq: Sequence, step: StepBuilder, draft_token_ids: list[int]) -> bool:

@@ -26,7 +26,7 @@ class StepResults:
     Args:
         kv: registers the blocks that the tokens fill.
         sequences: the unfinished sequences.
-        counters: counts forced tokens.
+        counters: counts forced tokens and drafts.
         eos_token_ids: end tokens of the model.
     """
 
@@ -63,6 +63,8 @@ class StepResults:
             seq = step.sampled[place]
             if not (seq.is_finished or seq.seq_id in step.dropped_seq_ids):
                 tokens = result.token_ids[place]
+                if seq.seq_id in step.drafts:
+                    self._counters.count_drafts(len(step.drafts[seq.seq_id]), len(tokens) - 1)
                 outputs.append(self._take(seq, tokens, result.logprobs.get(place)))
         return outputs
 

@@ -28,9 +28,10 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
-from paged_backend.executor.base import Executor
+from paged_backend.executor.base import Executor, WorkerInfo
+from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError, InvalidRequest, option_error
+from paged_backend.values.errors import InvalidRequest, option_error
 from paged_backend.values.log import LOG
 from paged_backend.values.outputs import (
     EngineStats,
@@ -49,8 +50,9 @@ class Engine:
     Args:
         config: the engine's options.
         executor: runs the steps.
-        drafter: guesses tokens for speculative decoding. Steps are then not scheduled ahead,
-            because a sequence is drafted for once all its tokens are known.
+        drafter: guesses tokens for speculative decoding, in place of the one that the options ask
+            for. Steps are then not scheduled ahead, because a sequence is drafted for once all its
+            tokens are known.
         grammars: compiles the grammars of requests; without it no request may have one.
         has_journal: whether to record what the prefix cache holds (``scheduler.kv.journal``).
 
@@ -69,8 +71,11 @@ class Engine:
         self.executor = executor
         info = executor.info
         steps = info.step_limits
+        speculation = config.speculation()
+        if drafter is None and speculation is not None:
+            drafter = LookupDrafter(speculation)
         if drafter is not None and not info.supports_drafts:
-            raise ConfigError(f"drafter: {info.device} samples one token of a sequence per step")
+            raise option_error("speculative_config", _no_drafts(info))
         self.limits = RequestLimits.of(
             config,
             max_model_len=info.max_model_len,
@@ -103,6 +108,7 @@ class Engine:
             FairQueue(config.weights_of_tenants(), fair=config.scheduling_policy == "fair"),
             drafter,
         )
+        self._drafter = drafter
         self._grammars = grammars
         self._compiling = CompilingRequests()
         self._seeds = random.Random(config.seed)
@@ -223,6 +229,8 @@ class Engine:
         self._last_end_s = now
         output = step.scheduler_output
         self.scheduler.counters.observe_step(seconds, output.num_sequences, output.num_tokens)
+        if self._drafter is not None:
+            self._drafter.observe_step(seconds, output)
         return result
 
 
@@ -230,6 +238,12 @@ class _InFlightStep(NamedTuple):
     started_s: float  # seconds of the monotonic clock
     scheduler_output: SchedulerOutput
     pending: PendingOutput
+
+
+def _no_drafts(info: WorkerInfo) -> str:
+    if info.pooling is not None:
+        return "cannot be used: this model generates nothing"
+    return f"cannot be used yet on {info.device}, which samples one token of a sequence per step"
 
 
 def _last_outputs(

@@ -65,7 +65,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("pooler_config", "override_pooler_config", "io_processor_plugin"), (None,)),
     # adapters and speculation
     **dict.fromkeys(("enable_lora", "enable_prompt_adapter"), (False,)),
-    **dict.fromkeys(("speculative_config", "speculative_model", "num_speculative_tokens"), (None,)),
+    **dict.fromkeys(("speculative_model", "num_speculative_tokens"), (None,)),
     # the KV cache
     "kv_cache_dtype_skip_layers": (None, []),
     "calculate_kv_scales": (False,),

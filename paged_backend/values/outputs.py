@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import zip_longest
 from typing import NamedTuple
 
 from paged_backend.values.histogram import HistogramCounts
@@ -122,6 +123,10 @@ class EngineStats:
     num_forced_tokens: int  # generated tokens that a grammar forced
     num_cache_hits: int  # prompt tokens found in the prefix cache
     num_steps: int
+    num_drafts: int = 0  # guesses of one or more tokens that steps have verified
+    num_draft_tokens: int = 0
+    # By the place of a token in its draft: how often it was right, and all tokens before it.
+    num_accepted_at: tuple[int, ...] = ()
     kv_bytes_per_token: int = 0  # in all layers, with the scales of quantized numbers
     finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
     histograms: dict[str, HistogramCounts] = field(default_factory=dict)  # as ENGINE_HISTOGRAMS
@@ -138,6 +143,11 @@ class EngineStats:
             return 1.0
         return self.num_used_slots / (self.num_used_blocks * self.block_size)
 
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Number of draft tokens that were right."""
+        return sum(self.num_accepted_at)
+
     def after(self, earlier: EngineStats) -> EngineStats:
         """Return the present state, with the counts of an engine that has ended added."""
         return replace(
@@ -148,6 +158,11 @@ class EngineStats:
             num_forced_tokens=self.num_forced_tokens + earlier.num_forced_tokens,
             num_cache_hits=self.num_cache_hits + earlier.num_cache_hits,
             num_steps=self.num_steps + earlier.num_steps,
+            num_drafts=self.num_drafts + earlier.num_drafts,
+            num_draft_tokens=self.num_draft_tokens + earlier.num_draft_tokens,
+            num_accepted_at=tuple(
+                map(sum, zip_longest(self.num_accepted_at, earlier.num_accepted_at, fillvalue=0))
+            ),
             finished=dict(Counter(self.finished) + Counter(earlier.finished)),
             histograms={
                 name: counts.plus(earlier.histograms[name])

@@ -37,6 +37,7 @@ class Request:
     # Fraction of the prompt's tokens that must be cached when the request arrives; it ends at once
     # otherwise.
     cache_hit_threshold: float = 0.0
+    speculate: bool = True  # guess its tokens, where the engine does
 
     @property
     def cache_keys(self) -> tuple[str, ...]:
@@ -70,6 +71,9 @@ class RequestOptions:
     )
     cache_hit_threshold: float = checked(
         0.0, Rule(float, 0, 1), "fraction of the prompt that must be cached on arrival"
+    )
+    speculate: bool = checked(
+        True, Rule(bool), "guess tokens, where the engine does (speculative_config)"
     )
 
     def __post_init__(self) -> None:

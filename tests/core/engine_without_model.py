@@ -188,6 +188,9 @@ class PrecomputedDrafter:
         self.num_proposed += len(drafts)
         return drafts
 
+    def observe_step(self, seconds, output):
+        pass
+
 
 class RandomDrafter(PrecomputedDrafter):
     """Guesses another number of tokens each time, of which another number is right."""
@@ -234,7 +237,7 @@ def make_sequence(seq_id: int, request: Request, max_model_len: int = 1000) -> S
 class SchedulerOfSlices(Scheduler):
     """Sends a slice for each sequence of a step: what continued decodes must be equal to."""
 
-    def _continue_decodes(self, step):
+    def _continue_decodes(self, step, drafts):
         pass
 
 

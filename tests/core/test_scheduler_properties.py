@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
+from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.options.speculation import SpeculativeConfig
 from paged_backend.values.outputs import SequenceOutput
 
 MAX_MODEL_LEN = 40
@@ -53,6 +55,16 @@ drafters = st.one_of(
         st.sampled_from([0, 1, 6]),
     ),
     st.integers(0, 9).map(lambda seed: lambda: RandomDrafter(seed)),
+    # Requests with equal prompts and seeds have equal answers, which it finds.
+    st.builds(
+        lambda method, number: (
+            lambda: LookupDrafter(
+                SpeculativeConfig(method=method, num_speculative_tokens=number, prompt_lookup_max=2)
+            )
+        ),
+        st.sampled_from(["ngram", "suffix"]),
+        st.integers(1, 8),
+    ),
 )
 windows = st.sampled_from(
     [(None,), (None,), (5,), (1,), (None, 6), (9, None, 9), (2, 11), (None, 3, 8), (None, 39)]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paged_backend.serving.metrics.registry import Info, MetricSeries, Registry
+from paged_backend.serving.metrics.registry import CountersByPosition, Info, MetricSeries, Registry
 from paged_backend.serving.metrics.stat_logger import AnswerClock, RequestClock, StatLogger
 from paged_backend.values.histogram import RunningHistogram
 from paged_backend.values.outputs import (
@@ -56,6 +56,15 @@ VLLM_COUNTERS: Table = {
     "generation_tokens_total": ("Generated tokens", lambda s: s.num_generation_tokens),
     "prefix_cache_queries_total": ("Prompt tokens looked up", lambda s: s.num_prompt_tokens),
     "prefix_cache_hits_total": ("Prompt tokens found cached", lambda s: s.num_cache_hits),
+    "spec_decode_num_drafts_total": ("Guesses that steps have verified", lambda s: s.num_drafts),
+    "spec_decode_num_draft_tokens_total": (
+        "Tokens of guesses that steps have verified",
+        lambda s: s.num_draft_tokens,
+    ),
+    "spec_decode_num_accepted_tokens_total": (
+        "Tokens of guesses that were right",
+        lambda s: s.num_accepted_tokens,
+    ),
 }
 
 COUNTERS: Table = {
@@ -150,6 +159,12 @@ def cache_config_info(registry: Registry, prefix: str) -> Info:
     return registry.info(f"{prefix}cache_config_info", "The KV cache: block size, number of blocks")
 
 
+def accepted_at(registry: Registry, prefix: str) -> CountersByPosition:
+    """Return vLLM's counters of right tokens of guesses, by their places in a guess."""
+    name = f"{prefix}spec_decode_num_accepted_tokens_per_pos_total"
+    return registry.counters_by_position(name, "Right tokens of guesses, by position in the guess")
+
+
 def _trtllm_series(registry: Registry, limits: RequestLimits) -> list[tuple[MetricSeries, Read]]:
     requests = {**_TRTLLM_REQUESTS, "max": lambda _: limits.max_num_seqs}
     name, help = "nv_trt_llm_request_metrics", "Requests, by state"
@@ -184,6 +199,7 @@ class MetricsPublisher(StatLogger):
             *stats_series(registry, prefix, GAUGES, COUNTERS),
             *_trtllm_series(registry, limits),
         ]
+        self._accepted_at = [accepted_at(registry, prefix)]
         self._cache_configs = [cache_config_info(registry, prefix)]
         self._up = registry.gauge(f"{prefix}engine_up", "1 while the engine runs")
         self._up.show(1)
@@ -215,6 +231,8 @@ class MetricsPublisher(StatLogger):
             self._registry.catch_up()
         for series, read in self._series:
             series.show(read(stats))
+        for accepted in self._accepted_at:
+            accepted.show(stats.num_accepted_at)
         for info in self._cache_configs:
             info.show(block_size=stats.block_size, num_gpu_blocks=stats.num_blocks)
         self._stats = stats

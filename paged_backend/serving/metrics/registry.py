@@ -53,6 +53,12 @@ class Registry:
         """Return a gauge of value 1 with facts as its labels."""
         return Info(lambda labels: self.gauge(name, help, **labels))
 
+    def counters_by_position(self, name: str, help: str) -> CountersByPosition:
+        """Return shared counters with a label ``position``, which exist once they are not 0."""
+        return CountersByPosition(
+            lambda position: self.counter(name, help, shared=True, position=position)
+        )
+
     def histogram(
         self, name: str, help: str, bounds: Sequence[float], *, shared: bool
     ) -> PublishedHistogram:
@@ -175,6 +181,27 @@ class Counter(MetricSeries):
         if value > self._shown:
             self._metric.increment(value - self._shown)
             self._shown = value
+
+
+class CountersByPosition:
+    """Counters for the positions 0, 1 and so on.
+
+    Args:
+        make: makes the counter of a position.
+    """
+
+    def __init__(self, make: Callable[[str], Counter]) -> None:
+        self._make = make
+        self._counters: list[Counter] = []
+
+    def show(self, values: Sequence[int]) -> None:
+        """Report the value of each position up to the last one that has any."""
+        for position in range(len(self._counters), len(values)):
+            counter = self._make(str(position))
+            counter.catch_up()  # another instance may have reported it
+            self._counters.append(counter)
+        for counter, value in zip(self._counters, values, strict=False):
+            counter.show(value)
 
 
 class PublishedHistogram:

@@ -13,6 +13,7 @@ from paged_backend.serving.metrics.publisher import (
     VLLM_GAUGES,
     VLLM_PREFIX,
     MetricsPublisher,
+    accepted_at,
     cache_config_info,
     stats_series,
 )
@@ -47,6 +48,7 @@ class VllmMetrics(MetricsPublisher):
         super().__init__(families, labels, prefix, limits)
         self._series += stats_series(self._registry, VLLM_PREFIX, VLLM_GAUGES, VLLM_COUNTERS)
         self._cache_configs.append(cache_config_info(self._registry, VLLM_PREFIX))
+        self._accepted_at.append(accepted_at(self._registry, VLLM_PREFIX))
         lengths = list(_one_two_five(limits.max_model_len))
         self._first_token = self._observed(
             "time_to_first_token_seconds",

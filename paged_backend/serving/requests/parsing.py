@@ -183,6 +183,7 @@ class RequestParser:
             grammar,
             call_id=task.call_id,
             cache_hit_threshold=own.cache_hit_threshold,
+            speculate=own.speculate,
         )
         parsed = ParsedRequest(
             request, options, prompt_text, prompt.text is not None, own.timeout_s

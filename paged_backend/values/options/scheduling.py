@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from paged_backend.values.errors import option_error
+from paged_backend.values.options.speculation import SpeculativeConfig, describe_fields
 from paged_backend.values.validation import Rule, checked, from_string, shorten
 
 _WEIGHT = Rule(float, 1e-6, 1e6)
@@ -59,6 +61,13 @@ class SchedulingOptions:
         "step reads it once for all, where that saves enough, but without a CUDA graph; false only "
         "on a GPU",
     )
+    speculative_config: dict[str, Any] | None = checked(
+        None,
+        Rule(dict, optional=True),
+        "guess the next tokens of a sequence from earlier text, and verify several of them in a "
+        "step, where that is faster; tokens stay the same; only on a CPU. A JSON object, such as "
+        f'{{"method": "suffix"}}; its fields are {describe_fields()}',
+    )
     scheduling_policy: str = checked(
         "fair",
         Rule(str, choices=("fair", "priority")),
@@ -73,9 +82,11 @@ class SchedulingOptions:
         """Compare these options with each other.
 
         Raises:
-            ConfigError: they do not fit together, or ``tenant_weights`` cannot be read.
+            ConfigError: they do not fit together, ``tenant_weights`` cannot be read, or a field of
+                ``speculative_config`` is not allowed.
         """
         self.weights_of_tenants()
+        self.speculation()
         seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
         if seqs is not None and tokens is not None and tokens < seqs:
             raise option_error(
@@ -83,6 +94,15 @@ class SchedulingOptions:
                 f"must be at least max_num_seqs ({seqs}), so that each running sequence can "
                 f"decode in each step; got {tokens}",
             )
+
+    def speculation(self) -> SpeculativeConfig | None:
+        """Return the fields of ``speculative_config``; None without speculation.
+
+        Raises:
+            ConfigError: a field is not allowed.
+        """
+        values = self.speculative_config
+        return None if values is None else SpeculativeConfig.read(values)
 
     def weights_of_tenants(self) -> dict[str, float]:
         """The weights in ``tenant_weights``, by tenant.

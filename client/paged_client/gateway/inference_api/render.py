@@ -27,6 +27,7 @@ CompletionBody = Annotated[CompletionRequest, Depends(body_of(CompletionRequest)
 _PASSED_ON = (
     *(name for name in EngineFields.model_fields if name != "model"),
     "cache_hit_threshold",
+    "speculate",
 )
 
 

@@ -14,6 +14,7 @@ from paged_client.gateway.schema.chat_messages import MAX_TOOLS
 from paged_client.gateway.schema.generation import (
     CACHE_HIT_THRESHOLD,
     MAX_LOGPROBS,
+    SPECULATE,
     EngineFields,
     GenerateParams,
     StreamOptions,
@@ -81,6 +82,7 @@ class InferenceRequest(EngineFields):
     parse_context: ParseContext | None = None
     return_token_ids: bool = False
     cache_hit_threshold: float | None = CACHE_HIT_THRESHOLD
+    speculate: bool | None = SPECULATE
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""
@@ -101,7 +103,7 @@ class InferenceRequest(EngineFields):
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
         tools = {} if self.parse_context is None else self.parse_context.tool_fields()
-        own = super().engine_fields() | given(self, ("cache_hit_threshold",))
+        own = super().engine_fields() | given(self, ("cache_hit_threshold", "speculate"))
         return own | self.sampling_params.sampling_fields() | tools
 
 

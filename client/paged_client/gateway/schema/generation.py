@@ -152,11 +152,15 @@ CACHE_HIT_THRESHOLD: Any = Field(
 )
 
 
+SPECULATE: Any = Field(None, description="false: guess no tokens of this answer")
+
+
 class GenerateRequest(GenerateParams, SamplingFields):
     """Fields common to chat and completion requests."""
 
     stream_options: StreamOptions | None = None
     cache_hit_threshold: float | None = CACHE_HIT_THRESHOLD
+    speculate: bool | None = SPECULATE
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""
@@ -164,7 +168,7 @@ class GenerateRequest(GenerateParams, SamplingFields):
 
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
-        return super().engine_fields() | given(self, ("cache_hit_threshold",))
+        return super().engine_fields() | given(self, ("cache_hit_threshold", "speculate"))
 
 
 def check_prompt_logprobs(prompt_logprobs: int | None, *, stream: bool) -> None:

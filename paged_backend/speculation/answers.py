@@ -1,0 +1,63 @@
+"""The newest answers of each tenant, as a source of guesses for its later requests."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from paged_backend.speculation.token_index import SEPARATOR, TokenIndex
+from paged_backend.values.request import Request
+
+WINDOW = 2**16  # tokens that are kept for a tenant, which take a MiB
+_MAX_OWNERS = 64  # tenants for which answers are kept
+_MAX_ANSWER = 2**13  # tokens of an answer that are kept, so that no step waits for a long one
+
+Owner = tuple[str, ...]
+
+
+class Answers:
+    """Earlier answers. Requests share them only if tenant and cache salt are equal.
+
+    Args:
+        max_requests: number of answers that are kept for a tenant; 0 for none.
+        key_length: number of tokens that a match has at least.
+    """
+
+    def __init__(self, max_requests: int, key_length: int) -> None:
+        self._max_requests = max_requests
+        self._key_length = key_length
+        self._by_owner: OrderedDict[Owner, _AnswersOfOwner] = OrderedDict()
+
+    def index(self, request: Request) -> TokenIndex | None:
+        """Return the index of the answers that a request may use; None without any."""
+        found = self._by_owner.get(_owner(request))
+        return None if found is None else found.index
+
+    def add(self, request: Request, token_ids: list[int]) -> None:
+        """Keep an answer. The answers of the tenant that had none for longest may be dropped."""
+        if not self._max_requests or len(token_ids) <= self._key_length:
+            return
+        owner = _owner(request)
+        answers = self._by_owner.get(owner)
+        if answers is None:
+            answers = self._by_owner[owner] = _AnswersOfOwner(self._key_length)
+            if len(self._by_owner) > _MAX_OWNERS:
+                self._by_owner.popitem(last=False)
+        self._by_owner.move_to_end(owner)
+        answers.add(token_ids[-_MAX_ANSWER:], self._max_requests)
+
+
+class _AnswersOfOwner:
+    def __init__(self, key_length: int) -> None:
+        self.index = TokenIndex(WINDOW, key_length)
+        self._starts: deque[int] = deque()
+
+    def add(self, token_ids: list[int], max_requests: int) -> None:
+        self._starts.append(self.index.num_tokens)
+        self.index.extend([SEPARATOR, *token_ids])
+        if len(self._starts) > max_requests:
+            self._starts.popleft()
+            self.index.forget_before(self._starts[0])
+
+
+def _owner(request: Request) -> Owner:
+    return (request.tenant, *request.cache_keys)

@@ -1,0 +1,197 @@
+"""A drafter that finds guesses in earlier text: in the sequence's own, and in earlier answers.
+
+- ``ngram`` is prompt lookup decoding (Saxena, 2023): the last n tokens have occurred before in the
+  prompt or the answer, and what followed them then may follow them now.
+- ``suffix`` is suffix decoding (Oliaro et al., SuffixDecoding, 2024): it also looks into earlier
+  answers of the tenant, takes the longest match, and guesses more after a longer match.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paged_backend.core.scheduler_output import SchedulerOutput
+from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.stopping import max_draft_tokens
+from paged_backend.speculation.acceptance import Acceptance, numbers_of_drafts
+from paged_backend.speculation.answers import Answers
+from paged_backend.speculation.step_costs import StepCosts
+from paged_backend.speculation.token_index import Match, TokenIndex
+from paged_backend.values.options.speculation import MAX_DRAFTS, SpeculativeConfig
+
+_WINDOW = 2**16  # tokens of a sequence that are searched, which take a MiB
+_MAX_READ = 2**12  # tokens that a step adds to indexes, so that a long prompt delays nobody
+# After searches that found nothing, and wrong guesses, a text is not searched for some steps: for
+# one at most for each number of these sequences in a step, so that a few are searched in each.
+_SEARCHES = 8
+_SUFFIX_MIN = 1  # tokens of a match
+
+
+class _Guess(NamedTuple):
+    token_ids: list[int]
+    match_length: int
+    place: int  # number of tokens of the sequence before the guess
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is known about the text of a sequence."""
+
+    seq: Sequence
+    index: TokenIndex
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    guess: _Guess | None = None  # the newest one, whether or not a step has verified it
+    num_failures: int = 0  # searches since the last right guess
+    pause: int = 0  # the next search is skipped so many times
+
+    def learn(self) -> None:
+        """Compare the newest guess with the tokens that have become known since."""
+        if self.guess is None:
+            return
+        self.num_failures += 1
+        guess, self.guess = self.guess, None
+        following = self.seq.token_ids[guess.place : self.seq.num_known_tokens]
+        for guessed, token_id in zip(guess.token_ids, following, strict=False):
+            self.acceptance.observe(guess.match_length, guessed == token_id)
+            if guessed != token_id:
+                break
+            self.num_failures = 0
+
+
+class LookupDrafter:
+    """See :class:`~paged_backend.core.drafter.Drafter`."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._num_tokens = config.num_speculative_tokens
+        self._is_suffix = config.method == "suffix"
+        if self._is_suffix:
+            self._min_match = _SUFFIX_MIN
+            self._max_match = config.suffix_decoding_max_tree_depth
+            self._factor = config.suffix_decoding_max_spec_factor
+            self._min_share = config.suffix_decoding_min_token_prob
+            max_answers = config.suffix_decoding_max_cached_requests
+        else:
+            self._min_match, self._max_match = config.lookup_lengths
+            self._factor, self._min_share, max_answers = float(MAX_DRAFTS), 0.0, 0
+        self._answers = Answers(max_answers, self._min_match)
+        self._texts: dict[int, _Text] = {}  # by seq_id
+        self._costs = StepCosts()
+
+    def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
+        """Record the duration of a step, unless it computed parts of prompts."""
+        if all(len(item.draft_token_ids) + 1 == item.num_tokens for item in output.slices):
+            self._costs.observe(seconds, output.num_tokens)
+
+    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, list[int]]:
+        """Guess the next tokens of some of the sequences; see the class."""
+        decodes = list(sequences)
+        sequences = [seq for seq in decodes if seq.request.speculate]
+        self._keep_answers()
+        to_read = _MAX_READ
+        guesses: dict[int, _Guess] = {}
+        for seq in sequences:
+            text = self._texts.get(seq.seq_id)
+            if text is None:
+                text = self._texts[seq.seq_id] = self._start(seq)
+            text.learn()
+            if text.pause > 0:
+                text.pause -= 1
+                continue
+            text.pause = min(text.num_failures, len(sequences) // _SEARCHES)
+            to_read -= _read(text, to_read)
+            if text.index.num_tokens == seq.num_known_tokens:
+                self._guess(text)
+                if text.guess is not None:
+                    guesses[seq.seq_id] = text.guess
+        numbers = numbers_of_drafts(
+            {
+                seq_id: (
+                    self._texts[seq_id].acceptance.chance(guess.match_length),
+                    len(guess.token_ids),
+                )
+                for seq_id, guess in guesses.items()
+            },
+            len(decodes),
+            budget,
+            self._costs,
+        )
+        return {seq_id: guesses[seq_id].token_ids[:number] for seq_id, number in numbers.items()}
+
+    def _start(self, seq: Sequence) -> _Text:
+        window = min(seq.max_num_tokens, _WINDOW)
+        return _Text(seq, TokenIndex(window, self._min_match))
+
+    def _keep_answers(self) -> None:
+        """Keep the answers of the sequences that have ended since the step before."""
+        ended = [t.seq for t in self._texts.values() if t.seq.status is SequenceStatus.FINISHED]
+        for seq in ended:
+            del self._texts[seq.seq_id]
+            end = seq.num_known_tokens
+            self._answers.add(seq.request, seq.token_ids[seq.num_prompt_tokens : end])
+
+    def _guess(self, text: _Text) -> None:
+        """Look for earlier text like the end of a sequence's."""
+        seq = text.seq
+        end = seq.num_known_tokens
+        tail = seq.token_ids[max(end - self._max_match, 0) : end]
+        index, match = text.index, text.index.find(tail, self._max_match)
+        others = self._answers.index(seq.request)
+        if others is not None and match.length < self._max_match:
+            found = others.find(tail, self._max_match)
+            if found.length > match.length:
+                index, match = others, found
+        number = min(self._num_tokens, int(self._factor * match.length), max_draft_tokens(seq))
+        token_ids = self._following(index, match, number, repeats=index is text.index)
+        if token_ids:
+            text.guess = _Guess(token_ids, match.length, end)
+        else:
+            text.num_failures += 1
+
+    def _following(self, index: TokenIndex, match: Match, number: int, repeats: bool) -> list[int]:
+        """Return the tokens that followed most of the matches.
+
+        Args:
+            index: the index with the matches.
+            match: the matches.
+            number: number of tokens at most.
+            repeats: the match is at the end of the index, so that the text after an earlier match
+                may go on with itself.
+        """
+        if number <= 0:
+            return []
+        if not self._is_suffix:
+            return _repeated(index, match.ends[0], number) if repeats else []
+        texts = [
+            _repeated(index, end, number) if repeats else index.following(end, number)
+            for end in match.ends
+        ]
+        needed = self._min_share * len(texts)
+        guess: list[int] = []
+        while len(guess) < number:
+            place = len(guess)
+            votes = Counter(text[place] for text in texts if len(text) > place)
+            if not votes:
+                break
+            ((token_id, count),) = votes.most_common(1)
+            if count < needed:
+                break
+            guess.append(token_id)
+            texts = [text for text in texts if len(text) > place and text[place] == token_id]
+        return guess
+
+
+def _read(text: _Text, limit: int) -> int:
+    """Add the tokens of a sequence to its index; returns their number."""
+    start = text.index.num_tokens
+    token_ids = text.seq.token_ids[start : min(text.seq.num_known_tokens, start + limit)]
+    text.index.extend(token_ids)
+    return len(token_ids)
+
+
+def _repeated(index: TokenIndex, end: int, number: int) -> list[int]:
+    """Return the tokens that follow a place, and again from there when the text ends."""
+    found = index.following(end, number)
+    return (found * -(-number // len(found)))[:number]

@@ -1,0 +1,49 @@
+"""The time of a step by its number of tokens, as measured."""
+
+from __future__ import annotations
+
+_DECAY = 1 / 64  # weight of a new step
+# Before steps of two sizes ran: the share of a step's time that another token is assumed to take,
+# and the weight of this assumption, as a variance of the number of tokens.
+_PRIOR_SHARE, _PRIOR_WEIGHT = 1 / 8, 1.0
+_MAX_RATIO = 4.0  # a step that takes longer than expected by this factor waited for something else
+
+
+class StepCosts:
+    """A line through the times of recent steps: fixed seconds, and seconds for each token.
+
+    Only steps of decodes and drafts count, since tokens of prompts are cheaper.
+    """
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._mean_tokens = 0.0
+        self._mean_s = 0.0
+        self._variance = 0.0  # tokens squared
+        self._covariance = 0.0  # tokens times seconds
+
+    def observe(self, seconds: float, num_tokens: int) -> None:
+        """Record a step."""
+        self._num_steps += 1
+        weight = max(_DECAY, 1 / self._num_steps)
+        if self._num_steps > 1:
+            seconds = min(seconds, _MAX_RATIO * self.step_s(num_tokens))
+        tokens_off = num_tokens - self._mean_tokens
+        self._mean_tokens += weight * tokens_off
+        self._mean_s += weight * (seconds - self._mean_s)
+        self._variance += weight * (tokens_off * (num_tokens - self._mean_tokens) - self._variance)
+        self._covariance += weight * (tokens_off * (seconds - self._mean_s) - self._covariance)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that a step takes longer with one more token."""
+        prior = _PRIOR_SHARE * self._mean_s
+        slope = self._covariance + _PRIOR_WEIGHT * prior
+        return max(slope / (self._variance + _PRIOR_WEIGHT), 0.0)
+
+    def step_s(self, num_tokens: int) -> float:
+        """Seconds of a step; 0 before any step was observed."""
+        return max(
+            self._mean_s + self.token_s * (num_tokens - self._mean_tokens),
+            self.token_s * num_tokens,
+        )

@@ -1,0 +1,52 @@
+"""A server that speculates answers as one that does not, also when its engine is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from callers import QUESTIONS, Ask, Crowd, ask_all, greedy
+from demo_server import Server
+from servers import LOAD_TIMEOUT_S, kill_engine, metrics, serve_demo, wait_for
+
+from paged_backend.tools.scrape import scrape
+
+pytestmark = pytest.mark.server
+
+SEEDED: dict[str, Any] = {"temperature": 0.6, "max_tokens": 120, "ignore_eos": True}
+# The questions of a request share their beginning, and greedy answers are made twice.
+ASKS = [
+    *(greedy(index % 3, 120) for index in range(6)),
+    Ask(QUESTIONS[3], {**SEEDED, "seed": 7, "structured_outputs": {"regex": "([a-c]{2}, ){30}"}}),
+    Ask(QUESTIONS[4], {**SEEDED, "seed": 8, "n": 2}),
+    Ask(QUESTIONS[5], {**SEEDED, "seed": 9, "logprobs": 2}, True),
+    Ask(QUESTIONS[6], {**SEEDED, "seed": 10, "repetition_penalty": 1.1, "stop": [" the "]}),
+]
+
+
+def test_streams_are_those_of_a_server_that_does_not_speculate(
+    server: Server, tmp_path: Path
+) -> None:
+    expected = [call.token_ids for call in ask_all(server.running, ASKS)]
+    with serve_demo(tmp_path, speculative_config={"method": "suffix"}) as drafting:
+        assert [call.token_ids for call in ask_all(drafting, ASKS)] == expected
+        before = metrics(drafting)
+        with Crowd(drafting, ASKS) as crowd:
+            wait_for(lambda: crowd.have_tokens(10), LOAD_TIMEOUT_S)
+            kill_engine(drafting)
+        assert [call.token_ids for call in crowd.calls] == expected
+        wait_for(lambda: metrics(drafting)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S)
+        after = metrics(drafting)
+        by_place = scrape(drafting.metrics_url).by_label(
+            "spec_decode_num_accepted_tokens_per_pos_total", "position"
+        )
+    drafts, tokens, right = (
+        after[f"spec_decode_num_{name}_total"]
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    assert after["engine_restarts_total"] == before["engine_restarts_total"] + 1
+    assert 0 < right <= tokens >= drafts > 0
+    assert right > before["spec_decode_num_accepted_tokens_total"]
+    numbers = [by_place[str(place)] for place in range(len(by_place))]
+    assert sum(numbers) == right and numbers == sorted(numbers, reverse=True)

@@ -1,0 +1,77 @@
+"""How many tokens of each guess a step verifies."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_backend.speculation.acceptance import Acceptance, numbers_of_drafts
+from paged_backend.speculation.step_costs import StepCosts
+
+
+def costs_of(fixed_s: float, token_s: float, sizes: tuple[int, ...] = (1, 4, 9)) -> StepCosts:
+    """The costs after many steps that take `fixed_s`, and `token_s` for each token."""
+    costs = StepCosts()
+    for _ in range(100):
+        for size in sizes:
+            costs.observe(fixed_s + token_s * size, size)
+    return costs
+
+
+@pytest.mark.parametrize(("fixed_s", "token_s"), [(0.005, 0.001), (0.02, 0.0), (0.001, 0.004)])
+def test_costs_are_those_of_the_steps(fixed_s: float, token_s: float) -> None:
+    costs = costs_of(fixed_s, token_s)
+    assert costs.token_s == pytest.approx(token_s, rel=0.15, abs=3e-4)
+    for size in (1, 6, 12):
+        assert costs.step_s(size) == pytest.approx(fixed_s + token_s * size, rel=0.15)
+
+
+def test_a_step_that_waited_for_something_hardly_counts() -> None:
+    costs = costs_of(0.005, 0.001)
+    before = costs.step_s(1)
+    costs.observe(30.0, 1)
+    assert costs.step_s(1) < 1.2 * before
+
+
+def test_a_draft_must_give_more_than_it_costs() -> None:
+    """Each number is right where no other one gives more tokens per second."""
+    for fixed_s, token_s, chance, num_sequences in [
+        (0.005, 0.001, 0.9, 1),
+        (0.005, 0.001, 0.3, 1),
+        (0.005, 0.001, 0.7, 16),
+        (0.005, 0.005, 0.95, 4),
+        (0.02, 0.0, 0.1, 4),
+    ]:
+        costs = costs_of(fixed_s, token_s)
+        guesses = {seq_id: (chance, 8) for seq_id in range(num_sequences)}
+        numbers = numbers_of_drafts(guesses, num_sequences, 1000, costs)
+
+        def rate(
+            number: int,
+            chance: float = chance,
+            num_sequences: int = num_sequences,
+            costs: StepCosts = costs,
+        ) -> float:
+            tokens = sum(chance**place for place in range(number + 1))
+            return num_sequences * tokens / costs.step_s(num_sequences * (number + 1))
+
+        best = max(range(9), key=rate)
+        chosen = [numbers.get(seq_id, 0) for seq_id in range(num_sequences)]
+        assert all(abs(number - best) <= 1 for number in chosen), (chosen, best)
+
+
+def test_the_likeliest_drafts_come_first() -> None:
+    costs = costs_of(0.02, 0.0)
+    assert numbers_of_drafts({1: (0.9, 4), 2: (0.5, 4)}, 2, 3, costs) == {1: 3}
+    assert numbers_of_drafts({1: (0.9, 2), 2: (0.5, 4)}, 2, 3, costs) == {1: 2, 2: 1}
+    assert numbers_of_drafts({1: (0.9, 2)}, 2, 0, costs) == {}
+    assert numbers_of_drafts({}, 2, 9, costs) == {}
+
+
+def test_chances_follow_what_was_right() -> None:
+    acceptance = Acceptance()
+    assert acceptance.chance(1) < acceptance.chance(2) < acceptance.chance(20)
+    for _ in range(60):
+        acceptance.observe(2, True)
+        acceptance.observe(20, False)
+    assert acceptance.chance(3) > 0.95 and acceptance.chance(64) < 0.05
+    assert acceptance.chance(1) == Acceptance().chance(1)

@@ -1,0 +1,134 @@
+"""Guesses from earlier text, without a model."""
+
+from __future__ import annotations
+
+import random
+
+from paged_backend.core.scheduler_output import ContinuedDecodes, SchedulerOutput, Slice
+from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.speculation.lookup import LookupDrafter
+from paged_backend.values.options.speculation import SpeculativeConfig
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
+
+NO_EOS = frozenset[int]()
+
+
+def sequence(
+    seq_id: int, prompt: list[int], answer: list[int], tenant: str = "", salt: str = ""
+) -> Sequence:
+    """A running sequence."""
+    request = Request(f"r{seq_id}", prompt, SamplingParams(), cache_salt=salt, tenant=tenant)
+    seq = Sequence(seq_id, request, 0, 1, NO_EOS, 100_000, answer)
+    seq.status = SequenceStatus.RUNNING
+    return seq
+
+
+def drafter(**options: object) -> LookupDrafter:
+    return LookupDrafter(SpeculativeConfig.read(options))
+
+
+def guess(of: LookupDrafter, seq: Sequence) -> list[int]:
+    return of.propose([seq], 1000).get(seq.seq_id, [])
+
+
+def test_a_prompt_is_looked_up() -> None:
+    text = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    one = drafter(
+        method="ngram", prompt_lookup_min=2, prompt_lookup_max=3, num_speculative_tokens=4
+    )
+    assert guess(one, sequence(1, text, [1, 6, 7])) == [8, 9, 10, 11]
+    assert guess(one, sequence(2, text, [1, 7])) == []
+
+
+def test_the_longest_match_wins_and_bounds_the_guess() -> None:
+    text = [1, 2, 3, 4, 5, 6, 9, 2, 3, 7, 8, 9]
+    assert guess(drafter(), sequence(1, text, [1, 2, 3])) == [4, 5, 6]
+    assert guess(drafter(), sequence(1, text, [0, 2, 3])) == [7, 8]
+    twice = drafter(suffix_decoding_max_spec_factor=2.0)
+    assert guess(twice, sequence(1, text, [1, 2, 3])) == [4, 5, 6, 9, 2, 3]
+
+
+def test_most_of_several_matches_decide() -> None:
+    text = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 5, 0]
+    assert guess(drafter(), sequence(1, text, [1, 2, 3]))[0] == 4
+    strict = drafter(suffix_decoding_min_token_prob=0.7)
+    assert guess(strict, sequence(1, text, [1, 2, 3])) == []
+
+
+def test_a_text_that_repeats_itself_goes_on() -> None:
+    one = drafter(num_speculative_tokens=7, suffix_decoding_max_spec_factor=9.0)
+    assert guess(one, sequence(1, [7], [1, 2, 1, 2])) == [1, 2, 1, 2, 1, 2, 1]
+
+
+def answer_of(one: LookupDrafter, seq: Sequence) -> None:
+    """Let a sequence end, after the drafter has seen it."""
+    one.propose([seq], 1000)
+    seq.status = SequenceStatus.FINISHED
+    one.propose([], 1000)
+
+
+def test_answers_are_found_by_the_same_tenant_with_the_same_salt_only() -> None:
+    one = drafter()
+    answer = [11, 12, 13, 14, 15, 16, 17]
+    answer_of(one, sequence(1, [1], answer, tenant="a", salt="x"))
+    start = answer[:4]
+    assert guess(one, sequence(2, [2], start, tenant="a", salt="x")) == answer[4:]
+    assert guess(one, sequence(3, [2], start, tenant="a")) == []
+    assert guess(one, sequence(4, [2], start, tenant="b", salt="x")) == []
+    assert guess(one, sequence(5, [2], start)) == []
+    assert guess(drafter(method="ngram"), sequence(6, [2], start, tenant="a", salt="x")) == []
+
+
+def test_only_so_many_answers_are_kept() -> None:
+    one = drafter(suffix_decoding_max_cached_requests=2)
+    answers = [[10 * number + place for place in range(6)] for number in range(1, 4)]
+    for number, answer in enumerate(answers):
+        answer_of(one, sequence(number, [1], answer))
+    found = [guess(one, sequence(9 + n, [2], answer[:3])) for n, answer in enumerate(answers)]
+    assert found == [[], answers[1][3:], answers[2][3:]]
+    none = drafter(suffix_decoding_max_cached_requests=0)
+    answer_of(none, sequence(1, [1], answers[0]))
+    assert guess(none, sequence(2, [2], answers[0][:3])) == []
+
+
+def test_a_request_that_wants_no_guesses_gets_none() -> None:
+    one = drafter()
+    seq = sequence(1, [7], [1, 2, 1, 2])
+    assert guess(one, seq)
+    request = Request("r2", [7], SamplingParams(), speculate=False)
+    seq = Sequence(2, request, 0, 1, NO_EOS, 100_000, [1, 2, 1, 2])
+    seq.status = SequenceStatus.RUNNING
+    assert guess(one, seq) == []
+
+
+def step_of(seq_id: int, num_drafts: int) -> SchedulerOutput:
+    """A step of one decode with drafts."""
+    part = Slice(seq_id, 0, 1 + num_drafts, [], 0, [], [1] * num_drafts, [seq_id], None)
+    return SchedulerOutput([], [], ContinuedDecodes([], [], []), [part], 1, [])
+
+
+def test_guesses_that_are_always_wrong_end() -> None:
+    """Random tokens of a small vocabulary: many matches, and hardly a right guess."""
+    rng = random.Random(0)
+    one, seq = drafter(), sequence(1, [rng.randrange(40) for _ in range(200)], [1])
+    numbers: list[int] = []
+    for _ in range(300):
+        numbers.append(len(guess(one, seq)))
+        one.observe_step(0.005 + 0.001 * numbers[-1], step_of(1, numbers[-1]))
+        seq.token_ids.append(rng.randrange(40))
+    assert sum(numbers[:20]) > 5 and sum(numbers[-100:]) < 10
+    # It looks on, and notices when the text begins to repeat itself.
+    for place in range(60):
+        seq.token_ids.append(place % 12)
+        numbers.append(len(guess(one, seq)))
+    assert numbers[-1] >= 4
+
+
+def test_a_long_prompt_is_read_a_part_at_a_time() -> None:
+    """While it is read, nothing is guessed; afterwards, its first tokens are found."""
+    rng = random.Random(1)
+    prompt = [rng.randrange(30_000) for _ in range(10_000)]
+    one, seq = drafter(), sequence(1, prompt, prompt[:5])
+    found = [guess(one, seq) for _ in range(4)]
+    assert found[:2] == [[], []] and found[-1] == prompt[5:10]
