@@ -18,11 +18,15 @@ from paged_backend.tools.bench.peer_options import DTYPES as PEER_DTYPES
 from paged_backend.tools.bench.peer_options import PEERS, PeerOptions
 from paged_backend.tools.bench.quality_options import PromptOptions
 from paged_backend.tools.workloads.options import WorkloadOptions
+from paged_backend.values import engine_args
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.flags import add_flags, flag_values
 
 GROUP = "paged_backend.bench"
 ROUNDS = 5  # rounds of a comparison
+
+_TRACES = ("edit", "json", "code", "random")
+"""What `bench speculation` generates, of `tools/bench/speculation_traces.py`."""
 
 _OFFLINE = {"prompt_format": "ids", "ignore_eos": True, "trace_speedup": 1.0}
 """Workload options that are fixed because there is no server."""
@@ -39,6 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_host(kinds)
     _add_quality(kinds)
     _add_experts(kinds)
+    _add_speculation(kinds)
     for entry in entry_points(group=GROUP):
         entry.load().add_parser(kinds)
 
@@ -190,6 +195,50 @@ def _add_experts(kinds: Subparsers) -> None:
     experts.add_argument("--rounds", type=_count, default=15, help="timed rounds (default: 15)")
     experts.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
     experts.set_defaults(run=run_experts)
+
+
+def _add_speculation(kinds: Subparsers) -> None:
+    speculation = kinds.add_parser(
+        "speculation",
+        help="an engine that speculates, compared with one that does not",
+        description="Generate answers that repeat themselves as real ones do (an edited document, "
+        "JSON, code), and random ones, in turn with --speculative-config and without it. The model "
+        "is computed, and the tokens of these answers replace what it samples. On a CPU only.",
+    )
+    add_engine_options(speculation)
+    group = speculation.add_argument_group("workload")
+    group.add_argument(
+        "--traces",
+        type=_traces,
+        default=list(_TRACES),
+        help=f"kinds of answers (default: {','.join(_TRACES)})",
+    )
+    group.add_argument(
+        "--concurrency", type=_counts, default=[1, 4, 16], help="requests at once (default: 1,4,16)"
+    )
+    group.add_argument("--rounds", type=_count, default=ROUNDS, help=f"rounds (default: {ROUNDS})")
+    group.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
+    group.add_argument("--json", type=Path, help="write the figures of all rounds there, too")
+    speculation.set_defaults(run=run_speculation)
+
+
+def run_speculation(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    import torch
+
+    from paged_backend.tools.bench.speculation import HEADER, SpeculationBench
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    bench = SpeculationBench(engine_args.from_mapping(engine_options(args)).config)
+    print(HEADER)
+    rows = []
+    for row in bench.measure(args.traces, args.concurrency, args.rounds):
+        rows.append(row)
+        print(row.line(), flush=True)
+    if args.json is not None:
+        bench.save(args.json, rows, shlex.join(["paged-backend", *sys.argv[1:]]))
+    return 0
 
 
 def _add_quality(kinds: Subparsers) -> None:
@@ -359,6 +408,14 @@ def _run_simulated_device(args: argparse.Namespace) -> int:
 def _counts(text: str) -> list[int]:
     """Parse whole numbers of at least 1, separated by commas."""
     return [_count(part) for part in text.split(",")]
+
+
+def _traces(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in _TRACES:
+            raise argparse.ArgumentTypeError(f"must be of {', '.join(_TRACES)}, got {name!r}")
+    return names
 
 
 def _share(text: str) -> float:

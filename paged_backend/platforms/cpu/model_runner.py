@@ -130,7 +130,7 @@ class CpuModelRunner:
         self._attention = attention
         self._num_groups = len(spec.groups)
         self._inputs = InputBatchBuilder(spec.block_size, self._num_groups)
-        self._sampler = Sampler(frozenset(model.config.eos_token_ids))
+        self.sampler = Sampler(frozenset(model.config.eos_token_ids))
         self._pooler = Pooler(torch.from_numpy, model.head)
         self.model_seconds = 0.0  # spent in forward passes so far
 
@@ -164,7 +164,7 @@ class CpuModelRunner:
         logits, others = self._compute(batch, tables)
         self.model_seconds += time.perf_counter() - started
         prompt_logprobs = self._prompt_logprobs(others, batch.prompts)
-        return ComputedStep(self._sampler, scheduled_batch, batch.samples, logits, prompt_logprobs)
+        return ComputedStep(self.sampler, scheduled_batch, batch.samples, logits, prompt_logprobs)
 
     def _forward(self, batch: InputBatch, tables: Ints) -> Tensor:
         """Return the hidden states of `batch.needed_indices`."""

@@ -1,0 +1,166 @@
+"""Measures what speculation gains or costs: an engine with it and one without it, in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paged_backend.checkpoint.hub import resolve_checkpoint
+from paged_backend.core.scheduled_batch import SampleSpec
+from paged_backend.engine.engine import Engine
+from paged_backend.engine.executors import open_executor
+from paged_backend.platforms.cpu.model_runner import CpuModelRunner
+from paged_backend.sampling.sampler import Sampler
+from paged_backend.tools.bench.comparison import Comparison, Pair
+from paged_backend.tools.bench.environment import environment
+from paged_backend.tools.bench.speculation_traces import ANSWER_TOKENS, Trace, traces
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import option_error
+from paged_backend.values.json_file import write_json
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
+
+_REQUESTS_PER_SEQUENCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationFigures:
+    """Tokens per second with speculation (`engine`) and without it (`peer`), over all rounds."""
+
+    comparison: Comparison
+    at_once: int
+    tokens_per_step: float  # of a sequence, with speculation
+    accepted_share: float  # part of the drafts that were right
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values to save, rounds included."""
+        return {
+            **self.comparison.as_dict(),
+            "at_once": self.at_once,
+            "tokens_per_step": self.tokens_per_step,
+            "accepted_share": self.accepted_share,
+        }
+
+    def line(self) -> str:
+        """Return a row for people."""
+        ratios, pair = sorted(self.comparison.ratios), self.comparison
+        assert pair.peer is not None
+        return (
+            f"{pair.name:7} {self.at_once:7}  {pair.peer:8.0f}  {pair.engine:8.0f}  "
+            f"{ratios[len(ratios) // 2]:5.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})  "
+            f"{self.tokens_per_step:6.2f}  {self.accepted_share:8.0%}"
+        )
+
+
+HEADER = "trace   at once   without      with  ratio              tokens/step  accepted"
+
+
+class SpeculationBench:
+    """Two engines of one model with random or real weights.
+
+    Steps compute the whole model, and sample. The tokens of the traces then replace what was
+    sampled, because the model would answer something else.
+
+    Args:
+        config: the engine's options; `speculative_config` says how to speculate.
+
+    Raises:
+        ConfigError: `speculative_config` is missing, or an option is wrong.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.speculative_config is None:
+            raise option_error("speculative_config", 'is needed, such as {"method": "suffix"}')
+        self._config = config
+        self._answers: dict[int, list[int]] = {}  # by seed
+        self._drafting = self._open(config)
+        self._plain = self._open(replace(config, speculative_config=None))
+        self._num_requests = 0
+
+    def measure(
+        self, kinds: Sequence[str], numbers: Sequence[int], rounds: int
+    ) -> Iterator[SpeculationFigures]:
+        """Yield the figures of each kind of trace with each number of requests at once."""
+        vocab_size = self._drafting.limits.vocab_size
+        for kind in kinds:
+            for at_once in numbers:
+                label = f"{kind}, {at_once} at once (tokens/s)"
+                comparison = Comparison(kind, label, is_rate=True)
+                before = self._drafting.stats()
+                for number in range(rounds + 1):
+                    jobs = traces(kind, _REQUESTS_PER_SEQUENCE * at_once, vocab_size, number)
+                    sides = [self._drafting, self._plain][:: 1 if number % 2 else -1]
+                    rates = {side: self._run(side, jobs, at_once) for side in sides}
+                    if number:  # the first round captures graphs
+                        pair = Pair(rates[self._drafting], rates[self._plain])
+                        comparison.rounds.append(pair)
+                after = self._drafting.stats()
+                drafted = after.num_draft_tokens - before.num_draft_tokens
+                accepted = after.num_accepted_tokens - before.num_accepted_tokens
+                generated = after.num_generation_tokens - before.num_generation_tokens
+                tokens_per_step = generated / (generated - accepted)
+                yield SpeculationFigures(
+                    comparison, at_once, tokens_per_step, accepted / max(drafted, 1)
+                )
+
+    def save(self, path: Path, figures: Sequence[SpeculationFigures], command: str) -> None:
+        """Write the figures and the environment as JSON."""
+        values: Mapping[str, Any] = {
+            "command": command,
+            "environment": environment(torch.device("cpu")),
+            "figures": [row.as_dict() for row in figures],
+        }
+        write_json(path, values, indent=2)
+
+    def _open(self, config: EngineConfig) -> Engine:
+        worker = open_executor(config, resolve_checkpoint(config).model)
+        engine = Engine(config, worker)  # refuses platforms without drafts
+        assert isinstance(worker.model_runner, CpuModelRunner)
+        worker.model_runner.sampler = _GivenTokens(worker.info.eos_token_ids, self._answers)
+        return engine
+
+    def _run(self, engine: Engine, jobs: Sequence[Trace], at_once: int) -> float:
+        """Run all jobs, at most `at_once` at a time; returns tokens per second."""
+        requests = [self._request(job) for job in reversed(jobs)]
+        num_open, started = 0, time.perf_counter()
+        while requests or num_open:
+            while requests and num_open < at_once:
+                engine.add_request(requests.pop())
+                num_open += 1
+            num_open -= sum(output.finish_reason is not None for output in engine.step())
+        return ANSWER_TOKENS * len(jobs) / (time.perf_counter() - started)
+
+    def _request(self, job: Trace) -> Request:
+        self._num_requests += 1
+        self._answers[self._num_requests] = job.answer
+        params = SamplingParams(
+            temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True, seed=self._num_requests
+        )
+        # Another tenant each time: no engine may guess from the answers of a round before.
+        return Request(
+            f"r{self._num_requests}", job.prompt, params, tenant=f"t{self._num_requests}"
+        )
+
+
+class _GivenTokens(Sampler):
+    """Samples, and then returns the tokens of given answers.
+
+    Args:
+        eos_token_ids: end tokens of the model.
+        answers: token ids by the seed of a request.
+    """
+
+    def __init__(self, eos_token_ids: tuple[int, ...], answers: Mapping[int, list[int]]) -> None:
+        super().__init__(frozenset(eos_token_ids))
+        self._answers = answers
+
+    def sample(self, logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
+        """See :meth:`~paged_backend.sampling.sampler.Sampler.sample`."""
+        super().sample(logits, samples)
+        return [self._answers[spec.params.seed or 0][spec.num_output_tokens] for spec in samples]

@@ -1,0 +1,73 @@
+"""The benchmark of speculation: its texts, what it counts, and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from error_lines import error_line
+
+from paged_backend.cli import main
+from paged_backend.cli.bench import _TRACES
+from paged_backend.speculation.token_index import TokenIndex
+from paged_backend.tools.bench.speculation import SpeculationBench
+from paged_backend.tools.bench.speculation_traces import ANSWER_TOKENS, KINDS, traces
+
+SUFFIX = ["--speculative-config", '{"method": "suffix"}']
+
+
+def run(*argv: str) -> int:
+    return main(["bench", "speculation", "demo", *argv])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_answers_repeat_themselves_but_for_random_ones(kind: str) -> None:
+    """The part of the tokens that follow a match of the two tokens before, which they followed."""
+    made = traces(kind, 3, 8192, seed=1)
+    assert made == traces(kind, 3, 8192, seed=1) != traces(kind, 3, 8192, seed=2)
+    for prompt, answer in made:
+        assert len(answer) == ANSWER_TOKENS and all(16 <= t < 8192 for t in prompt + answer)
+        index, right = TokenIndex(1024, 2), 0
+        index.extend(prompt)
+        for place, token in enumerate(answer):
+            match = index.find((prompt + answer[:place])[-9:], 9)
+            right += any(index.following(end, 1) == [token] for end in match.ends)
+            index.extend([token])
+        assert right == 0 if kind == "random" else right > 0.4 * ANSWER_TOKENS
+
+
+def test_figures_of_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "figures.json"
+    flags = ["--traces", "edit,random", "--concurrency", "2", "--rounds", "1", *SUFFIX]
+    assert run(*flags, "--json", str(path)) == 0
+    edit, random = json.loads(path.read_text())["figures"]
+    assert (edit["name"], edit["at_once"], len(edit["rounds"])) == ("edit", 2, 1)
+    assert edit["tokens_per_step"] > 1.5 and 0.3 < edit["accepted_share"] <= 1
+    assert random["tokens_per_step"] == 1.0 and random["accepted_share"] == 0.0
+    assert edit["ratio"] == pytest.approx(edit["engine"] / edit["peer"])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed] == ["trace", "edit", "random"]
+
+
+def test_the_tokens_are_those_of_the_traces() -> None:
+    from paged_backend.values.config import EngineConfig
+
+    values = {"model": "demo", "speculative_config": {"method": "ngram"}}
+    bench = SpeculationBench(EngineConfig.from_mapping(values))
+    (trace,) = traces("json", 1, 2048, seed=0)
+    engine, answer = bench._drafting, list[int]()
+    engine.add_request(bench._request(trace))
+    while engine.has_unfinished:
+        for output in engine.step():
+            answer += output.new_token_ids
+    assert answer == trace.answer
+
+
+def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    assert "speculative_config is needed" in error_line(capsys.readouterr().err)
+    with pytest.raises(SystemExit):
+        run("--traces", "edit,prose", *SUFFIX)
+    assert "must be of edit, json, code, random, got 'prose'" in capsys.readouterr().err
+    assert list(_TRACES) == list(KINDS)
