@@ -1,8 +1,10 @@
 """Prefix-aware routing: prefers the server that had the prefix before, unless it is much busier.
 
-Servers cache the KV blocks of prompts that they have computed. The gateway has no tokenizer, so it
-hashes pieces of the prompt as received, each together with everything before it, and remembers
-which server got each piece last.
+Servers cache the KV blocks of prompts that they have computed. The router hashes pieces of a
+prompt, each together with everything before it, and remembers which server got each piece last.
+
+The gateway chooses servers with it, by prompts as it received them, because it has no tokenizer. A
+front end chooses among the engines of its model with it, by token ids.
 """
 
 from __future__ import annotations
