@@ -91,6 +91,13 @@ class PrefixRouter:
         self._remember(hashes, chosen)
         return Choice(chosen, by_prefix)
 
+    def rename(self, server: str, new_name: str) -> None:
+        """Note that a server has lost its cache; ``choose`` knows it by its new name from now on.
+
+        This takes no time, whatever is remembered of the server.
+        """
+        self._num_chosen[new_name] = self._num_chosen.pop(server, 0)
+
     def _remembered(self, hashes: Sequence[bytes]) -> list[str]:
         """Return the servers of the remembered pieces, the longest prefix first."""
         return [self._servers[piece] for piece in reversed(hashes) if piece in self._servers]

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import triton_python_backend_utils as pb_utils
 
 from paged_backend.grammar.client import GrammarChecker
-from paged_backend.process.engine_supervisor import EngineSupervisor
+from paged_backend.process.engines import Engines
 from paged_backend.serving.contract import Array
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
-from paged_backend.serving.metrics.publisher import VLLM_PREFIX, MetricsPublisher
+from paged_backend.serving.metrics.engine_metrics import VLLM_PREFIX
+from paged_backend.serving.metrics.publisher import MetricsPublisher
 from paged_backend.serving.metrics.stat_logger import StatLogger
 from paged_backend.serving.metrics.vllm_metrics import VllmMetrics
 from paged_backend.serving.requests.cancellation import Cancelled
@@ -202,7 +203,7 @@ def _load(deployment: Deployment) -> LoadedModel:
         LOG.info(f"model.json: without effect here: {', '.join(args.without_effect)}")
     if deployment.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
-    link = EngineSupervisor(args.config, deployment.name, deployment.version, os.getppid())
+    link = Engines(args.config, deployment.name, deployment.version, os.getppid())
     ready = link.connect()
     tokenizer = load_tokenizer(ready.tokenizer, args.config)
     grammars = GrammarChecker(ready.tokenizer, ready.limits.vocab_size)
@@ -234,7 +235,8 @@ def _stat_logger(deployment: Deployment, args: EngineArgs, limits: RequestLimits
     both = deployment.report_vllm_metrics and args.log_stats and prefix != VLLM_PREFIX
     kind = VllmMetrics if both else MetricsPublisher
     try:
-        return kind(pb_utils.MetricFamily, deployment.labels, prefix, limits)
+        num_engines = args.config.data_parallel_size
+        return kind(pb_utils.MetricFamily, deployment.labels, prefix, limits, num_engines)
     except pb_utils.TritonModelException as error:
         if "metrics not supported" not in str(error).lower():
             raise
