@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ from paged_backend.values.options.lifetime import LifetimeOptions
 from paged_backend.values.request import RequestLimits
 from paged_backend.values.server_memory import close_to_other_users
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
 
 
@@ -201,8 +203,10 @@ def _load(deployment: Deployment) -> LoadedModel:
     log_to(TritonLogHandler(deployment.backend), args.config.log_level)
     if args.without_effect:
         LOG.info(f"model.json: without effect here: {', '.join(args.without_effect)}")
-    if deployment.gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
+    args = replace(args, config=deployment.groups.engines(args.config))
+    visible = deployment.groups.visible_gpus(os.environ.get(VISIBLE))
+    if visible is not None:
+        os.environ[VISIBLE] = visible  # the engines' processes inherit it
     link = Engines(args.config, deployment.name, deployment.version, os.getppid())
     ready = link.connect()
     tokenizer = load_tokenizer(ready.tokenizer, args.config)
@@ -223,7 +227,7 @@ def _load(deployment: Deployment) -> LoadedModel:
 def _drain(deployment: Deployment, config: LifetimeOptions) -> Drain:
     server_pid = os.getppid()
     limit_s = drain_limit_s(
-        config.drain_timeout_s, exit_timeout_s(server_pid), deployment.num_instances
+        config.drain_timeout_s, exit_timeout_s(server_pid), deployment.groups.num_instances
     )
     return Drain(server_pid, limit_s, lambda n: LOG.info(f"Awaiting remaining {n} requests"))
 
