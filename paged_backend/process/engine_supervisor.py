@@ -91,21 +91,31 @@ class EngineSupervisor:
 
     # --- the first engine -------------------------------------------------------------------
 
+    def start(self) -> EngineClient:
+        """Start the engine, or find the one that another front end has started.
+
+        Raises:
+            ConfigError: it cannot be started with these options.
+        """
+        try:
+            self._client = self._make_client()
+        except OSError as error:
+            raise ConfigError(f"{self._name} cannot be started: {error}") from error
+        return self._client
+
     def connect(self) -> wire.EngineReady:
-        """Wait until the engine is loaded, without a time limit.
+        """Start the engine if ``start`` has not, and wait without a time limit until it is loaded.
 
         Raises:
             ConfigError: the engine cannot be started with these options.
         """
         while True:
-            try:
-                client = self._make_client()
-            except OSError as error:
-                raise ConfigError(f"{self._name} cannot be started: {error}") from error
+            client = self._client or self.start()
             try:
                 ready, self._early = _wait_until_ready(client)
             except EngineDead as error:
                 client.abandon()
+                self._client = None
                 # An engine that was found running may have been about to end.
                 if client.has_started:
                     raise ConfigError(
@@ -113,7 +123,7 @@ class EngineSupervisor:
                         "the server's log may say why"
                     ) from error
             else:
-                self._client, self._is_ready = client, True
+                self._is_ready = True
                 self._commits = ready.commits
                 self._log_start(client, ready)
                 return ready

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import zmq
@@ -69,12 +68,10 @@ class Engines:
             ConfigError: an engine cannot be started with these options, or the engines have loaded
                 different commits of the model.
         """
-        if self._router is None:
-            return self._engines[0].connect()
-        with ThreadPoolExecutor(self.size) as threads:
-            starts = [threads.submit(engine.connect) for engine in self._engines]
         try:
-            ready = [start.result() for start in starts]
+            for engine in self._engines:  # so that they load at the same time
+                engine.start()
+            ready = [engine.connect() for engine in self._engines]
             if any(other.commits != ready[0].commits for other in ready):
                 raise ConfigError(
                     "the engines of the model loaded different commits: load it again, or set "
