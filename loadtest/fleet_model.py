@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import simpy
-from paged_client.gateway.routing import PrefixRouter, prefix_hashes
+from paged_client.routing import PrefixRouter, prefix_hashes
 
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.kv_cache_manager import KVCacheManager

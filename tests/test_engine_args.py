@@ -45,7 +45,11 @@ def test_values_as_vllm_takes_them(given, expected):
 def test_what_changes_nothing_is_accepted_and_reported():
     values = {
         **{"disable_log_requests": True, "distributed_executor_backend": "mp", "swap_space": 4},
-        **{"data_parallel_size": "1", "trust_remote_code": "false", "quantization_config": None},
+        **{
+            "data_parallel_size_local": "1",
+            "trust_remote_code": "false",
+            "quantization_config": None,
+        },
         **{
             "calculate_kv_scales": False,
             "enable_lora": False,
@@ -66,7 +70,7 @@ def test_log_stats_may_be_off(value, log_stats):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"data_parallel_size": 2}, "option data_parallel_size can only be 1"),
+        ({"data_parallel_size_local": 2}, "option data_parallel_size_local can only be 1"),
         (
             {"speculative_model": "draft"},
             "option speculative_model can only be null with this engine, got 'draft'",
@@ -145,12 +149,12 @@ def from_model_json(values, folder):
 def test_each_door_takes_the_same_names_and_values(tmp_path):
     values = {
         **{"dtype": "float", "load_format": "safetensors", "scheduling_policy": "fcfs"},
-        **{"max_num_seqs": 8, "max_model_len": 128, "swap_space": 4, "data_parallel_size": 1},
+        **{"max_num_seqs": 8, "max_model_len": 128, "swap_space": 4, "data_parallel_size_local": 1},
     }
     by_file, by_line = from_model_json(values, tmp_path), from_command_line(values)
     assert by_file.config == by_line.config == LLM("demo", **values).config
-    assert set(by_file.without_effect) == {"swap_space", "data_parallel_size"}
-    assert set(by_line.without_effect) == {"swap_space", "data_parallel_size"}
+    assert set(by_file.without_effect) == {"swap_space", "data_parallel_size_local"}
+    assert set(by_line.without_effect) == {"swap_space", "data_parallel_size_local"}
 
 
 def test_a_chat_template_at_each_door(tmp_path, monkeypatch):
@@ -200,7 +204,7 @@ def test_the_queue_has_the_name_of_tensorrtllm_backend_too(tmp_path):
             door(values | {"max_waiting_requests": 8})
 
 
-@pytest.mark.parametrize("values", [{"data_parallel_size": 2}, {"calculate_kv_scales": True}])
+@pytest.mark.parametrize("values", [{"data_parallel_size_local": 2}, {"calculate_kv_scales": True}])
 def test_each_door_refuses_what_the_engine_lacks(tmp_path, values):
     (name,) = values
     for door in (partial(from_model_json, folder=tmp_path), from_command_line):

@@ -105,6 +105,10 @@ def check_engine_options(changed: Iterable[str], config: EngineConfig) -> None:
             raise option_error(name, f"has no effect in a Dynamo worker: use {_INSTEAD[name]}")
         if name in _WITHOUT_EFFECT:
             raise option_error(name, "has no effect in a Dynamo worker")
+    if config.data_parallel_size != 1:
+        raise option_error(
+            "data_parallel_size", "must be 1 in a Dynamo worker: start a worker for each engine"
+        )
     if config.kv_events().snapshot_endpoint is not None:
         raise option_error(
             f"{KV_EVENTS}.snapshot_endpoint",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paged_backend.engine.worker import Worker
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import option_error
 
 
 def open_executor(config: EngineConfig, folder: Path, tokenizer: Path | None = None) -> Worker:
@@ -20,6 +21,12 @@ def open_executor(config: EngineConfig, folder: Path, tokenizer: Path | None = N
         ConfigError: the model cannot be loaded with these options.
         EngineDead: a rank has ended while it loaded.
     """
+    if config.data_parallel_size != 1:
+        raise option_error(
+            "data_parallel_size",
+            f"must be 1 outside of a server, where nothing divides requests among engines; got "
+            f"{config.data_parallel_size}",
+        )
     if config.tensor_parallel_size == 1:
         return Worker(config, folder, tokenizer)
     # It needs libraries for messages between processes.

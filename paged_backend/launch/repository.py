@@ -13,7 +13,8 @@ from paged_backend.values.errors import ConfigError
 
 _CONFIG = """\
 # Tensors and the decoupled policy are filled in by the model's auto_complete_config.
-# The engine process owns the device, whatever the kind of these instances.
+# Instances are front ends. The engine's process uses the device, unless an instance group has the
+# kind KIND_GPU, which means an engine for each of its GPUs.
 backend: "python"
 instance_group [{{ count: {instances} kind: KIND_CPU }}]
 """

@@ -98,6 +98,11 @@ def open_group(device: str, store: Path, rank: int, size: int, timeout_s: float)
     return TorchGroup.on_gpus(store, rank, size, timeout_s)
 
 
+def count_gpus(device: str) -> int:
+    """Return the number of GPUs that engines with this option may use; 0 for engines on a CPU."""
+    return 0 if device == "cpu" else GpuDevice.count()
+
+
 def resolve_device(option: str) -> torch.device:
     """Return the device that an option names.
 

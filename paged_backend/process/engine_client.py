@@ -56,6 +56,7 @@ class EngineClient:
         counts: the last counts that this front end received from a previous engine, if any.
         commits: options that replace those of ``config`` in an engine that is started: what a
             previous engine loaded, although its branch on the Hub may have moved since.
+        number: number of the engine among those of the model, counted from 0.
     """
 
     def __init__(
@@ -66,12 +67,13 @@ class EngineClient:
         server: ProcessId,
         counts: EngineStats | None,
         commits: Mapping[str, Any],
+        number: int,
     ) -> None:
-        run_dir = runtime_folder(server, model, version, _fingerprint(config, model))
+        run_dir = runtime_folder(server, model, version, _fingerprint(config, model, number))
         self._run_dir = run_dir
         enrol(run_dir)
         self._pidfd, self._process = _start_or_find(
-            dataclasses.replace(config, **commits), run_dir, server
+            dataclasses.replace(config, **commits), run_dir, server, number
         )
         self._end = select.poll()  # for `send`; the poller belongs to `receive`
         self._end.register(self._pidfd, select.POLLIN)
@@ -107,6 +109,11 @@ class EngineClient:
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
         return f"exit status {status}"
+
+    @property
+    def waitables(self) -> tuple[zmq.Socket[bytes], int]:
+        """The socket and the file descriptor that are readable when ``receive`` has news."""
+        return self._outputs, self._pidfd
 
     @property
     def page(self) -> StatusPage | None:
@@ -194,14 +201,14 @@ class _HeartbeatWatch:
         return self._still_s
 
 
-def _fingerprint(config: EngineConfig, model: str) -> str:
+def _fingerprint(config: EngineConfig, model: str, number: int) -> str:
     """Return a digest of everything that front ends must agree on to share an engine."""
-    facts = [dataclasses.asdict(config), os.environ.get("CUDA_VISIBLE_DEVICES"), model]
+    facts = [dataclasses.asdict(config), os.environ.get("CUDA_VISIBLE_DEVICES"), model, number]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
 
 
 def _start_or_find(
-    config: EngineConfig, run_dir: Path, server: ProcessId
+    config: EngineConfig, run_dir: Path, server: ProcessId, number: int
 ) -> tuple[int, subprocess.Popen[bytes] | None]:
     """Return a pidfd of the engine in ``run_dir``, and its process if this call started it."""
     pid_file = run_dir / "engine.pid"
@@ -209,7 +216,7 @@ def _start_or_find(
         pidfd = _find(pid_file)
         if pidfd is not None:
             return pidfd, None
-        process = _start(config, run_dir, server)
+        process = _start(config, run_dir, server, number)
         try:
             pid_file.write_text(str(ProcessId.of(process.pid)))
         except OSError:  # nobody would find it
@@ -232,12 +239,14 @@ def _find(pid_file: Path) -> int | None:
     return pidfd
 
 
-def _start(config: EngineConfig, run_dir: Path, server: ProcessId) -> subprocess.Popen[bytes]:
+def _start(
+    config: EngineConfig, run_dir: Path, server: ProcessId, number: int
+) -> subprocess.Popen[bytes]:
     """Start the engine with this interpreter; -P keeps it from importing the working directory."""
     command = [
         *(sys.executable, "-P", *ENGINE),
         *("--run-dir", str(run_dir), "--server", str(server)),
-        *("--config", json.dumps(dataclasses.asdict(config))),
+        *("--number", str(number), "--config", json.dumps(dataclasses.asdict(config))),
     ]
     environment = without_heap_variables(os.environ)
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)

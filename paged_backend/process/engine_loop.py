@@ -20,6 +20,7 @@ import zmq
 from paged_backend.checkpoint.hub import Checkpoint, resolve_checkpoint
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.executors import open_executor
+from paged_backend.engine.machine_share import take_share
 from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.process import wire
 from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
@@ -371,16 +372,24 @@ def tell_failure(mailbox: Mailbox, message: str) -> None:
             break
 
 
-def serve(config_json: str, run_dir: Path, server: ProcessId) -> int:
-    """Load the model and serve it until the end; returns the exit status."""
+def serve(config_json: str, run_dir: Path, server: ProcessId, number: int) -> int:
+    """Load the model and serve it until the end; returns the exit status.
+
+    Args:
+        config_json: the options of all engines of the model.
+        run_dir: private folder of this engine.
+        server: the tritonserver process.
+        number: number of this engine among those of the model, counted from 0.
+    """
     page = StatusPage.create(run_dir)
     mailbox = Mailbox(run_dir, server)
     kv_events = None
     try:
         config = EngineConfig.from_mapping(json.loads(config_json))
         log_to_stderr(config.log_level)
+        config = take_share(config, number)
         if config.kv_events().is_on:
-            kv_events = KVEventPublisher(config.kv_events())
+            kv_events = KVEventPublisher(config.kv_events(), number)
         engine, checkpoint = load(config)
         LOG.info("the engine runs %s: %s", config.model, engine.executor.info.describe())
     except ConfigError as error:

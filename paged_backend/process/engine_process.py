@@ -24,6 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--server", type=ProcessId.parse, required=True, metavar="PID-START")
+    parser.add_argument("--number", type=int, default=0, help="number among the model's engines")
     parser.add_argument("--config", required=True, help="engine options as a JSON object")
     args = parser.parse_args()
     faulthandler.enable()  # a crash writes its Python stack into the server's log
@@ -34,7 +35,7 @@ def main() -> int:
 
     from paged_backend.process.engine_loop import serve
 
-    return serve(args.config, args.run_dir, args.server)
+    return serve(args.config, args.run_dir, args.server, args.number)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ import select
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import zmq
 
 from paged_backend.process import wire
 from paged_backend.process.admission import BlockedTenants, QueueBounds
@@ -55,17 +57,23 @@ Event = wire.FromEngine | EngineDied | EngineRestarted | EngineUnavailable
 class EngineSupervisor:
     """Sends messages to the current engine, and reports when an engine ends or starts.
 
+    If the model has several engines (``data_parallel_size``), each of them has a supervisor, which
+    starts the next engine of the same ``number``.
+
     After ``connect`` has returned, one thread calls ``receive``. Any thread may call the other
     methods. Messages that are sent while there is no engine are dropped.
     """
 
-    def __init__(self, config: EngineConfig, model: str, version: str, server_pid: int) -> None:
+    def __init__(
+        self, config: EngineConfig, model: str, version: str, server_pid: int, number: int = 0
+    ) -> None:
         self._config = config
+        self._name = "the engine" if config.data_parallel_size == 1 else f"engine {number}"
         self._bounds = QueueBounds.of(config)
         self._blocked = BlockedTenants()
         server = ProcessId.of(server_pid)
         self._make_client: Callable[[], EngineClient] = lambda: EngineClient(
-            config, model, version, server, self._counts, self._commits
+            config, model, version, server, self._counts, self._commits, number
         )
         self.identity = f"{os.getpid()}-{uuid.uuid4().hex[:16]}"
         self._server = open_process(server)
@@ -83,32 +91,52 @@ class EngineSupervisor:
 
     # --- the first engine -------------------------------------------------------------------
 
+    def start(self) -> EngineClient:
+        """Start the engine, or find the one that another front end has started.
+
+        Raises:
+            ConfigError: it cannot be started with these options.
+        """
+        try:
+            self._client = self._make_client()
+        except OSError as error:
+            raise ConfigError(f"{self._name} cannot be started: {error}") from error
+        return self._client
+
     def connect(self) -> wire.EngineReady:
-        """Wait until the engine is loaded, without a time limit.
+        """Start the engine if ``start`` has not, and wait without a time limit until it is loaded.
 
         Raises:
             ConfigError: the engine cannot be started with these options.
         """
         while True:
-            try:
-                client = self._make_client()
-            except OSError as error:
-                raise ConfigError(f"the engine cannot be started: {error}") from error
+            client = self._client or self.start()
             try:
                 ready, self._early = _wait_until_ready(client)
             except EngineDead as error:
                 client.abandon()
+                self._client = None
                 # An engine that was found running may have been about to end.
                 if client.has_started:
                     raise ConfigError(
-                        f"the engine ended while the model was loading ({client.exit_status}); "
+                        f"{self._name} ended while the model was loading ({client.exit_status}); "
                         "the server's log may say why"
                     ) from error
             else:
-                self._client, self._is_ready = client, True
+                self._is_ready = True
                 self._commits = ready.commits
                 self._log_start(client, ready)
                 return ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether an engine takes requests, as far as ``receive`` has noticed."""
+        return self._client is not None and self._is_ready
+
+    @property
+    def waitables(self) -> Sequence[zmq.Socket[bytes] | int]:
+        """What is readable when ``receive`` returns at once; empty without an engine."""
+        return () if self._client is None else self._client.waitables
 
     # --- what is sent -----------------------------------------------------------------------
 
@@ -182,7 +210,8 @@ class EngineSupervisor:
             return self._lose(error)
         if hangs:
             LOG.error(
-                "the engine made no step for %g s (step_timeout_s) and is killed",
+                "%s made no step for %g s (step_timeout_s) and is killed",
+                self._name,
                 self._config.step_timeout_s,
             )
             self._client.kill()
@@ -222,9 +251,9 @@ class EngineSupervisor:
             if client.has_started:  # the other front ends know no more than this one
                 status = client.exit_status
                 if was_ready:
-                    LOG.error("the engine ended: %s", status)
+                    LOG.error("%s ended: %s", self._name, status)
                 else:
-                    LOG.error("the engine could not start (%s): %s", status, error)
+                    LOG.error("%s could not start (%s): %s", self._name, status, error)
         now = time.monotonic()
         self._last_error = error
         if was_ready:
@@ -240,16 +269,18 @@ class EngineSupervisor:
             return []
         self._gave_up = True
         LOG.error(
-            "no engine for %.0f s (engine_restart_timeout_s): requests fail until one starts",
+            "%s has not started for %.0f s (engine_restart_timeout_s): without another engine, "
+            "requests fail until it starts",
+            self._name,
             waited_s,
         )
         return [EngineUnavailable(self._last_error)]
 
     def _start_again(self, timeout_s: float) -> list[Event]:
         never = self._config.engine_restart_timeout_s == 0
-        wait_s = timeout_s if never else self._next_start_s - time.monotonic()
-        if wait_s > 0:
-            time.sleep(min(timeout_s, wait_s))
+        wait_s = self._next_start_s - time.monotonic()
+        if never or wait_s > 0:
+            time.sleep(timeout_s if never else min(timeout_s, wait_s))
             return self._give_up_in_time()
         try:
             client = self._make_client()
@@ -264,7 +295,7 @@ class EngineSupervisor:
 
     def _log_start(self, client: EngineClient, ready: wire.EngineReady) -> None:
         if client.has_started:
-            LOG.info("the engine runs %s: %s", self._config.model, ready.description)
+            LOG.info("%s runs %s: %s", self._name, self._config.model, ready.description)
 
     # --- without a server -------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from paged_backend.serving.instance_groups import InstanceGroups
+
 _EXIT_TIMEOUT_S = 30.0  # the server's default
 
 
@@ -20,34 +22,32 @@ class Deployment:
     version: str
     folder: Path  # folder of the version; holds model.json
     backend: str  # the backend's name in config.pbtxt: vllm or paged
-    gpu: str | None  # the device of an instance of KIND_GPU
     report_vllm_metrics: bool
     unload_if_dead: bool
-    num_instances: int
+    groups: InstanceGroups
 
     @classmethod
     def from_args(cls, args: Mapping[str, str]) -> Deployment:
         """Read the arguments of ``initialize``."""
         config = json.loads(args["model_config"])
         name, version = args["model_name"], args["model_version"]
-        device = args["model_instance_device_id"]
-        on_gpu = args["model_instance_kind"] == "GPU" and int(device) >= 0
         return cls(
             name=name,
             version=version,
             folder=Path(args["model_repository"], version),
             backend="vllm" if config["backend"] == "vllm" else "paged",
-            gpu=device if on_gpu else None,
             report_vllm_metrics=_is_true(config, "REPORT_CUSTOM_METRICS"),
             unload_if_dead=_is_true(config, "ENABLE_VLLM_HEALTH_CHECK"),
-            num_instances=sum(group["count"] for group in config["instance_group"]),
+            groups=InstanceGroups.read(config),
         )
 
     @property
     def labels(self) -> dict[str, str]:
         """The labels of the instance's metrics."""
         labels = {"model": self.name, "version": self.version}
-        return labels if self.gpu is None else {**labels, "gpu": self.gpu}
+        if len(self.groups.gpus) == 1:  # several engines have another label
+            labels["gpu"] = str(self.groups.gpus[0])
+        return labels
 
 
 def has_model_control(server_pid: int) -> bool:

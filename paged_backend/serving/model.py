@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import triton_python_backend_utils as pb_utils
 
 from paged_backend.grammar.client import GrammarChecker
-from paged_backend.process.engine_supervisor import EngineSupervisor
+from paged_backend.process.engines import Engines
 from paged_backend.serving.contract import Array
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
-from paged_backend.serving.metrics.publisher import VLLM_PREFIX, MetricsPublisher
+from paged_backend.serving.metrics.engine_metrics import VLLM_PREFIX
+from paged_backend.serving.metrics.publisher import MetricsPublisher
 from paged_backend.serving.metrics.stat_logger import StatLogger
 from paged_backend.serving.metrics.vllm_metrics import VllmMetrics
 from paged_backend.serving.requests.cancellation import Cancelled
@@ -44,6 +46,7 @@ from paged_backend.values.options.lifetime import LifetimeOptions
 from paged_backend.values.request import RequestLimits
 from paged_backend.values.server_memory import close_to_other_users
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
 
 
@@ -200,9 +203,11 @@ def _load(deployment: Deployment) -> LoadedModel:
     log_to(TritonLogHandler(deployment.backend), args.config.log_level)
     if args.without_effect:
         LOG.info(f"model.json: without effect here: {', '.join(args.without_effect)}")
-    if deployment.gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
-    link = EngineSupervisor(args.config, deployment.name, deployment.version, os.getppid())
+    args = replace(args, config=deployment.groups.engines(args.config))
+    visible = deployment.groups.visible_gpus(os.environ.get(VISIBLE))
+    if visible is not None:
+        os.environ[VISIBLE] = visible  # the engines' processes inherit it
+    link = Engines(args.config, deployment.name, deployment.version, os.getppid())
     ready = link.connect()
     tokenizer = load_tokenizer(ready.tokenizer, args.config)
     grammars = GrammarChecker(ready.tokenizer, ready.limits.vocab_size)
@@ -222,7 +227,7 @@ def _load(deployment: Deployment) -> LoadedModel:
 def _drain(deployment: Deployment, config: LifetimeOptions) -> Drain:
     server_pid = os.getppid()
     limit_s = drain_limit_s(
-        config.drain_timeout_s, exit_timeout_s(server_pid), deployment.num_instances
+        config.drain_timeout_s, exit_timeout_s(server_pid), deployment.groups.num_instances
     )
     return Drain(server_pid, limit_s, lambda n: LOG.info(f"Awaiting remaining {n} requests"))
 
@@ -234,7 +239,8 @@ def _stat_logger(deployment: Deployment, args: EngineArgs, limits: RequestLimits
     both = deployment.report_vllm_metrics and args.log_stats and prefix != VLLM_PREFIX
     kind = VllmMetrics if both else MetricsPublisher
     try:
-        return kind(pb_utils.MetricFamily, deployment.labels, prefix, limits)
+        num_engines = args.config.data_parallel_size
+        return kind(pb_utils.MetricFamily, deployment.labels, prefix, limits, num_engines)
     except pb_utils.TritonModelException as error:
         if "metrics not supported" not in str(error).lower():
             raise

@@ -57,6 +57,18 @@ class EngineConfig(
         self.check_parallel()
         self.check_scheduling()
         self.check_reporting()
+        self._check_engines()
+
+    def _check_engines(self) -> None:
+        """Refuse options that several engines of a model cannot have."""
+        if self.data_parallel_size == 1:
+            return
+        if self.enable_inspect:
+            raise option_error(
+                "enable_inspect", "can only be true for one engine (data_parallel_size)"
+            )
+        if self.kv_events().is_on:
+            self.kv_events().check_engines(self.data_parallel_size)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:

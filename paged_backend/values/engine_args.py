@@ -41,7 +41,6 @@ _RENAMED = {"max_queue_size": "max_waiting_requests", "runner": "task"}
 # The values that describe what this engine does; other values are refused by name.
 _ONLY: dict[str, tuple[object, ...]] = {
     # more than one device or machine
-    "data_parallel_size": (1,),
     **dict.fromkeys(("prefill_context_parallel_size", "decode_context_parallel_size"), (1,)),
     **dict.fromkeys(("data_parallel_size_local", "nnodes"), (1, None)),
     **dict.fromkeys(("data_parallel_rank", "data_parallel_start_rank", "node_rank"), (0, None)),

@@ -29,7 +29,7 @@ from gateway_requests import GATEWAY_CASES, KEY_FILE, KEYS, Ask, Bytes, send
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from paged_client import Client
-from paged_client.gateway.routing import MAX_CHARACTERS, MAX_PIECES, MAX_REMEMBERED
+from paged_client.routing import MAX_CHARACTERS, MAX_PIECES, MAX_REMEMBERED
 from servers import MODEL, metrics, processes_of, restarts, serve_demo, wait_for
 from test_bad_requests import INTERNAL, PATH, Wire
 

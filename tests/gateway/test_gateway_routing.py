@@ -8,7 +8,7 @@ from array import array
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paged_client.gateway.routing import (
+from paged_client.routing import (
     MAX_PIECES,
     PIECE_CHARACTERS,
     PIECE_TOKENS,

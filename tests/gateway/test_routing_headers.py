@@ -11,7 +11,6 @@ from paged_client.gateway import read_objectives
 from paged_client.gateway.backend_pool import _server_at
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.options import GatewayOptions
-from paged_client.gateway.routing import PrefixRouter, RoutingHints, session_hash
 from paged_client.gateway.routing_headers import (
     FAIRNESS_ID,
     KV_SOURCE,
@@ -22,6 +21,7 @@ from paged_client.gateway.routing_headers import (
     routed_fields,
     routing_hints,
 )
+from paged_client.routing import PrefixRouter, RoutingHints, session_hash
 from starlette.requests import Request
 
 TRUSTING = GatewayOptions(trust_routing_headers=True, objective_priorities={"chat": -3, "batch": 4})

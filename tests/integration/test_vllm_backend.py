@@ -155,7 +155,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository, log_file = root / "models", root / "server.log"
     options = {
         **{"model": "demo", "gpu_memory_utilization": "0.5", "enforce_eager": "true"},
-        **{"disable_log_requests": True, "swap_space": 4, "data_parallel_size": 1},
+        **{"disable_log_requests": True, "swap_space": 4, "data_parallel_size_local": 1},
     }
     add_model(repository, MODEL, options, parameter("REPORT_CUSTOM_METRICS", "True"))
     declared = {"model": "demo", "stream_interval": 5}
@@ -227,7 +227,7 @@ def test_options_without_effect_are_one_line_in_the_log(vllm):
     lines = [line for line in vllm.log().splitlines() if "without effect" in line]
     assert len(lines) == 1
     assert "[vllm] model.json" in lines[0]
-    for name in ("disable_log_requests", "swap_space", "data_parallel_size"):
+    for name in ("disable_log_requests", "swap_space", "data_parallel_size_local"):
         assert name in lines[0]
     assert "gpu_memory_utilization" not in lines[0]
 
@@ -536,7 +536,10 @@ def logprobs_of_one() -> dict[str, Any]:
     ("options", "message"),
     [
         ({"model": "demo", "enforce_eagr": True}, "did you mean enforce_eager?"),
-        ({"model": "demo", "data_parallel_size": 2}, "option data_parallel_size can only be 1"),
+        (
+            {"model": "demo", "data_parallel_size_local": 2},
+            "option data_parallel_size_local can only be 1",
+        ),
         ({"model": "no/such/folder"}, "model folder 'no/such/folder' does not exist"),
     ],
 )

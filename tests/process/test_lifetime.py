@@ -79,12 +79,12 @@ def test_an_engine_that_is_gone_is_started_again(
     folder = runtime_folder(server, "m", "1", fingerprint_of("m"))
     text = str(earlier(stranger.pid)) if left != "nothing" else ""
     (folder / "engine.pid").write_text(text)
-    client = EngineClient(CONFIG, "m", "1", server, None, {})
+    client = EngineClient(CONFIG, "m", "1", server, None, {}, 0)
     try:
         assert client.has_started
         started = ProcessId.parse((folder / "engine.pid").read_text())
         assert started.pid != stranger.pid
-        other = EngineClient(CONFIG, "m", "1", server, None, {})
+        other = EngineClient(CONFIG, "m", "1", server, None, {}, 0)
         assert not other.has_started
         other.abandon()
     finally:
@@ -97,7 +97,7 @@ def test_an_engine_that_is_gone_is_started_again(
 def test_two_front_ends_may_kill_an_engine_that_hangs(short_folder: Path) -> None:
     """The second one finds it gone, as its parent has waited for it already."""
     server = ProcessId.of(os.getpid())
-    first, second = (EngineClient(CONFIG, "m", "1", server, None, {}) for _ in range(2))
+    first, second = (EngineClient(CONFIG, "m", "1", server, None, {}, 0) for _ in range(2))
     for client in (first, second):
         client.kill()
         client.abandon()
@@ -184,7 +184,7 @@ def test_a_base_that_cannot_be_used_is_passed_over(
 def fingerprint_of(model: str) -> str:
     from paged_backend.process.engine_client import _fingerprint
 
-    return _fingerprint(CONFIG, model)
+    return _fingerprint(CONFIG, model, 0)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

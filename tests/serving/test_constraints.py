@@ -51,7 +51,7 @@ def test_a_constraint_travels_once_as_a_grammar(parser: RequestParser) -> None:
 class _Link:
     """An engine with room for one request, which it keeps."""
 
-    identity = "link"
+    identity, size = "link", 1
 
     def __init__(self) -> None:
         self.sent: queue.Queue[tuple[object, str]] = queue.Queue()
@@ -62,9 +62,12 @@ class _Link:
     def check_rate(self, tenant: str) -> None:
         pass
 
-    def send(self, message: object) -> bool:
+    def route(self, request: object) -> tuple[()]:
+        return ()
+
+    def add(self, message: object, route: object) -> int:
         self.sent.put((message, threading.current_thread().name))
-        return True
+        return 0
 
 
 class _Sender:

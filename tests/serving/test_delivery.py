@@ -22,12 +22,18 @@ from paged_backend.values.sampling_params import SamplingParams
 class Link:
     """An engine that only hears."""
 
-    identity = "link"
+    identity, size = "link", 1
 
     def __init__(self) -> None:
         self.sent: list[object] = []
 
-    def send(self, message: object) -> bool:
+    def add(self, message: object, route: object) -> int:
+        return 0
+
+    def release(self, engine: int) -> None:
+        """Do nothing: there is no other engine."""
+
+    def send(self, message: object, engine: int) -> bool:
         self.sent.append(message)
         return True
 
@@ -87,7 +93,7 @@ class World:
         self.link = Link()
         link: Any = self.link
         self.table = RequestTable(link, 10**6)
-        self.delivery = Delivery(link, self.table, StatLogger())
+        self.delivery = Delivery(self.table, StatLogger())
         self.log: list[tuple[str, str]] = []
         self.clients = {str(i): Client(str(i), self.log) for i in range(number)}
         incoming: Any = SimpleNamespace(is_cancelled=False)

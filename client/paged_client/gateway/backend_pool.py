@@ -31,14 +31,14 @@ from paged_client import (
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.metrics import GatewayMetrics
 from paged_client.gateway.named_streams import Name, NamedStreams
-from paged_client.gateway.routing import (
+from paged_client.gateway.served_names import ServedNames
+from paged_client.routing import (
     PrefixRouter,
     RoutedPrompt,
     RoutingHints,
     prefix_hashes,
     session_hash,
 )
-from paged_client.gateway.served_names import ServedNames
 
 REFRESH_S = 5.0  # between queries for each server's models
 MIN_REFRESH_S = 1.0  # unknown model names do not cause more frequent queries

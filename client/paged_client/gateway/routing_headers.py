@@ -15,8 +15,8 @@ from starlette.requests import Request
 
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.options import GatewayOptions
-from paged_client.gateway.routing import RoutingHints
 from paged_client.gateway.schema.body import INT32_MAX
+from paged_client.routing import RoutingHints
 
 FAIRNESS_ID = "x-gateway-inference-fairness-id"
 OBJECTIVE = "x-gateway-inference-objective"

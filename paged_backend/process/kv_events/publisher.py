@@ -21,14 +21,15 @@ class KVEventPublisher:
 
     Args:
         config: addresses, topic and numbers of kept batches.
+        engine: number of the engine among those of its model, for the batches.
 
     Raises:
         ConfigError: an address cannot be used.
     """
 
-    def __init__(self, config: KVEventsConfig) -> None:
+    def __init__(self, config: KVEventsConfig, engine: int = 0) -> None:
         self._queue = EventQueue(config.max_queue_size)
-        sender = Sender(EventSockets(config), self._queue, config.buffer_steps)
+        sender = Sender(EventSockets(config), self._queue, config.buffer_steps, engine)
         self._thread = threading.Thread(target=sender.run, name="kv-events", daemon=True)
         self._thread.start()
         self._next_state_s = 0.0  # seconds of the monotonic clock

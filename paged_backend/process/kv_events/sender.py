@@ -34,11 +34,15 @@ class Sender:
         sockets: the sockets, closed at the end.
         queue: batches and states from the engine's thread.
         buffer_steps: number of batches that are kept for replays.
+        engine: number of the engine among those of its model.
     """
 
-    def __init__(self, sockets: EventSockets, queue: EventQueue, buffer_steps: int) -> None:
+    def __init__(
+        self, sockets: EventSockets, queue: EventQueue, buffer_steps: int, engine: int
+    ) -> None:
         self._sockets = sockets
         self._queue = queue
+        self._engine = engine
         self._next_seq = 0
         self._sent_s = time.monotonic()
         self._kept: deque[bytes] = deque(maxlen=buffer_steps)  # the batches before `_next_seq`
@@ -82,7 +86,7 @@ class Sender:
         return item is not None
 
     def _send(self, time_s: float, events: list[KVEvent]) -> None:
-        payload = _encode(KVEventBatch(time_s, events))
+        payload = _encode(KVEventBatch(time_s, events, self._engine))
         self._sockets.send_live(self._next_seq, payload)
         self._kept.append(payload)
         self._next_seq += 1
@@ -125,7 +129,7 @@ class Sender:
     def _send_snapshots(self, state: CacheState) -> None:
         events, now = events_of(state.changes_from_empty(), state.layout), time.time()
         chunks = [
-            _encode(KVEventBatch(now, events[start : start + CHUNK_EVENTS]))
+            _encode(KVEventBatch(now, events[start : start + CHUNK_EVENTS], self._engine))
             for start in range(0, len(events), CHUNK_EVENTS)
         ]
         for envelope in self._waiting:

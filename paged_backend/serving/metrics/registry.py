@@ -31,6 +31,12 @@ class Registry:
         self._due: dict[MetricSeries, float] = {}  # series to report, the oldest first
         self._shared: list[MetricSeries] = []
 
+    def with_labels(self, **labels: str) -> Registry:
+        """Return a registry of the same families, with more labels and shared series of its own."""
+        other = Registry(self._make_family, {**self._labels, **labels})
+        other._families, other._due = self._families, self._due
+        return other
+
     def gauge(self, name: str, help: str, **labels: str) -> Gauge:
         """Return a gauge that all instances share; one instance at a time reports it."""
         gauge = Gauge(self._due, self._metric(self._make_family.GAUGE, name, help, labels))

@@ -47,8 +47,8 @@ class RequestClock:
 class StatLogger:
     """Is called on the sending thread, between two responses; this one does nothing."""
 
-    def report(self, stats: EngineStats, *, anew: bool) -> None:
-        """Report new counts of the engine.
+    def report(self, engine: int, stats: EngineStats, *, anew: bool) -> None:
+        """Report new counts of an engine, which are numbered from 0.
 
         ``anew`` is true if another front end may have reported since this one did.
         """
@@ -56,10 +56,10 @@ class StatLogger:
     def report_refused(self, numbers: Mapping[str, int]) -> None:
         """Report the number of refused requests so far, by reason."""
 
-    def report_lost(self) -> None:
-        """Report that the engine has ended."""
+    def report_lost(self, engine: int) -> None:
+        """Report that an engine has ended."""
 
-    def report_back(self, *, restarted: bool) -> None:
+    def report_back(self, engine: int, *, restarted: bool) -> None:
         """Report that a new engine is ready; ``restarted`` if this front end started it."""
 
     def report_tokens(self, clock: RequestClock, outputs: Sequence[SequenceOutput]) -> None:

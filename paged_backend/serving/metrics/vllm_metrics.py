@@ -8,15 +8,8 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from paged_backend.serving.metrics.publisher import (
-    VLLM_COUNTERS,
-    VLLM_GAUGES,
-    VLLM_PREFIX,
-    MetricsPublisher,
-    accepted_at,
-    cache_config_info,
-    stats_series,
-)
+from paged_backend.serving.metrics.engine_metrics import VLLM_PREFIX
+from paged_backend.serving.metrics.publisher import MetricsPublisher
 from paged_backend.serving.metrics.stat_logger import RequestClock
 from paged_backend.serving.requests.token_bucket import TokenBucket
 from paged_backend.values.request import Request, RequestLimits
@@ -43,12 +36,16 @@ class VllmMetrics(MetricsPublisher):
     """
 
     def __init__(
-        self, families: Any, labels: Mapping[str, str], prefix: str, limits: RequestLimits
+        self,
+        families: Any,
+        labels: Mapping[str, str],
+        prefix: str,
+        limits: RequestLimits,
+        num_engines: int,
     ) -> None:
-        super().__init__(families, labels, prefix, limits)
-        self._series += stats_series(self._registry, VLLM_PREFIX, VLLM_GAUGES, VLLM_COUNTERS)
-        self._cache_configs.append(cache_config_info(self._registry, VLLM_PREFIX))
-        self._accepted_at.append(accepted_at(self._registry, VLLM_PREFIX))
+        super().__init__(families, labels, prefix, limits, num_engines)
+        for engine in self._engines:
+            engine.add_vllm_series()
         lengths = list(_one_two_five(limits.max_model_len))
         self._first_token = self._observed(
             "time_to_first_token_seconds",

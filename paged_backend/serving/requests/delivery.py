@@ -10,7 +10,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from paged_backend.process import wire
-from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.metrics.stat_logger import StatLogger
 from paged_backend.serving.requests.cancellation import Cancelled
@@ -51,15 +50,11 @@ class Delivery:
     """The work of the sending thread on open requests; no other thread uses it.
 
     Args:
-        link: the engine.
         table: the open requests.
         stat_logger: is told of tokens and of the ends of requests.
     """
 
-    def __init__(
-        self, link: EngineSupervisor, table: RequestTable, stat_logger: StatLogger
-    ) -> None:
-        self._link = link
+    def __init__(self, table: RequestTable, stat_logger: StatLogger) -> None:
         self._table = table
         self._stat_logger = stat_logger
         self._large = LargeResponses(lambda num_large: len(table) > num_large)
@@ -103,7 +98,7 @@ class Delivery:
             if output.problem:
                 raise InvalidRequest.verbatim("structured_outputs", output.problem)
             if open_request.answer.append(output):
-                self._link.send(wire.StopCompletion(request_id, output.index))
+                self._table.tell(request_id, wire.StopCompletion(request_id, output.index))
             open_request.was_aborted |= output.finish_reason is FinishReason.ABORT
         self._prepare_if_due(open_request, request_id)
 
@@ -169,7 +164,7 @@ class Delivery:
             self._cancel(open_request, request_id)
 
     def _cancel(self, open_request: OpenRequest, request_id: str) -> None:
-        self._link.send(wire.AbortRequest(request_id))
+        self._table.tell(request_id, wire.AbortRequest(request_id))
         self._table.remove(request_id)
         self._cancelled.add(open_request.sender)
 
@@ -179,7 +174,7 @@ class Delivery:
 
     def abort(self, request_id: str, error: Exception) -> None:
         """End a request with an error, here and in the engine."""
-        self._link.send(wire.AbortRequest(request_id))
+        self._table.tell(request_id, wire.AbortRequest(request_id))
         self.end(request_id, error)
 
     def end(self, request_id: str, error: Exception) -> None:

@@ -10,10 +10,10 @@ from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import (
     EngineDied,
     EngineRestarted,
-    EngineSupervisor,
     EngineUnavailable,
     Event,
 )
+from paged_backend.process.engines import Engines
 from paged_backend.serving.metrics.stat_logger import StatLogger
 from paged_backend.serving.requests.delivery import Delivery
 from paged_backend.serving.requests.drain import Drain
@@ -55,7 +55,7 @@ class FrontEnd:
 
     def __init__(
         self,
-        link: EngineSupervisor,
+        link: Engines,
         parser: RequestParser,
         tokenizer: Tokenizer,
         stat_logger: StatLogger,
@@ -67,7 +67,7 @@ class FrontEnd:
         self._max_crashes = config.max_crashes_per_request
         self._drain = drain
         self._table = RequestTable(link, config.max_open_result_bytes)
-        self._delivery = Delivery(link, self._table, stat_logger)
+        self._delivery = Delivery(self._table, stat_logger)
         self._intake = Intake(
             link, parser, tokenizer, self._table, config.max_waiting_tokens, config.stream_interval
         )
@@ -129,7 +129,12 @@ class FrontEnd:
         try:
             while not self._stopping.is_set():
                 is_idle = self._delivery.num_open == 0
-                self._deliver(self._link.receive(IDLE_POLL_S if is_idle else POLL_S))
+                steps: list[list[SequenceOutput]] = []
+                for engine, events in self._link.receive(IDLE_POLL_S if is_idle else POLL_S):
+                    steps += self._handle(engine, events)
+                for outputs in _portions(steps):
+                    self._delivery.respond_all(outputs)
+                self._table.resume()
                 self._delivery.take_large()
                 self._stat_logger.report_refused(self._table.refused)
                 self._refusal_log.write(self._table.refused, time.monotonic())
@@ -142,8 +147,8 @@ class FrontEnd:
             self._delivery.close()
             self._die(EngineDead(f"the front-end failed: {place_of(error)}"))
 
-    def _deliver(self, events: Iterable[Event]) -> None:
-        """Handle all events; outputs are sent last."""
+    def _handle(self, engine: int, events: Iterable[Event]) -> list[list[SequenceOutput]]:
+        """Handle the events of an engine; returns the outputs of its steps, which are sent last."""
         steps: list[list[SequenceOutput]] = []
         for event in events:
             match event:
@@ -156,22 +161,22 @@ class FrontEnd:
                     self._table.count_refusal(refusal)
                     self._delivery.end(request_id, refusal)
                 case wire.RequestsCancelled(request_id):
-                    answer_cancel(self._table, request_id)
+                    answer_cancel(self._table, request_id, engine)
                 case wire.Inspection(request_id, view):
                     self._delivery.show(request_id, view)
                 case wire.Stats(stats, anew):
-                    self._stat_logger.report(stats, anew=anew)
+                    self._stat_logger.report(engine, stats, anew=anew)
                 case EngineDied(error):
-                    self._lose_engine(error)
+                    self._lose_engine(engine, error)
                 case EngineRestarted(started_here):
-                    self._table.resume()
-                    self._stat_logger.report_back(restarted=started_here)
+                    self._table.add_engine(engine)
+                    self._stat_logger.report_back(engine, restarted=started_here)
                 case EngineUnavailable(error):
-                    self._die(error)
+                    if not self._table.has_engine:
+                        self._die(error)
                 case _:
                     raise RuntimeError(f"unexpected message from the engine: {event!r}")
-        for outputs in _portions(steps):
-            self._delivery.respond_all(outputs)
+        return steps
 
     def _drain_if_asked(self) -> None:
         is_over = self._drain.is_over(self._delivery.num_open)
@@ -181,12 +186,12 @@ class FrontEnd:
             for request_id in self._table.request_ids():
                 self._delivery.abort(request_id, self._drain.refusal())
 
-    # --- without an engine ------------------------------------------------------------------
+    # --- the end of an engine ---------------------------------------------------------------
 
-    def _lose_engine(self, error: EngineDead) -> None:
-        """Keep requests for the next engine, except those that may have killed the last ones."""
-        lost = self._table.lose_engine()
-        self._stat_logger.report_lost()
+    def _lose_engine(self, engine: int, error: EngineDead) -> None:
+        """Keep requests for another engine, except those that may have killed the last ones."""
+        lost = self._table.lose_engine(engine)
+        self._stat_logger.report_lost(engine)
         for request_id in lost.inspections:
             self._delivery.end(request_id, error)
         for request_id in lost.cancellations:  # the next engine carries them out
@@ -198,7 +203,8 @@ class FrontEnd:
     def _die(self, error: EngineDead) -> None:
         self._table.give_up(error)
         self._delivery.fail_all(error)
-        self._stat_logger.report_lost()
+        for engine in range(self._link.size):
+            self._stat_logger.report_lost(engine)
 
 
 def _portions(steps: list[list[SequenceOutput]]) -> list[list[SequenceOutput]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from paged_backend.process import wire
 from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
-from paged_backend.process.engine_supervisor import EngineSupervisor
+from paged_backend.process.engines import Engines
 from paged_backend.serving.requests.answer import GenerationAnswer
 from paged_backend.serving.requests.cancellation import Cancelled
 from paged_backend.serving.requests.held_results import result_bytes
@@ -34,7 +34,7 @@ class Intake:
     """Accepts requests on Triton's thread, and prepares large ones on other threads.
 
     Args:
-        link: the engine.
+        link: the engines.
         parser: checks requests.
         tokenizer: tokenizer of the model.
         table: where requests wait for their responses.
@@ -44,7 +44,7 @@ class Intake:
 
     def __init__(
         self,
-        link: EngineSupervisor,
+        link: Engines,
         parser: RequestParser,
         tokenizer: Tokenizer,
         table: RequestTable,
@@ -162,7 +162,7 @@ class Intake:
         tenant = task.parameters.tenant  # checked for all of these tasks
         if task.kind.is_charged:
             self._link.check_rate(tenant)
-            self._link.send(wire.ChargeTenant(tenant))
+            self._link.send_all(wire.ChargeTenant(tenant))
         incoming.sender.send(self._parser.tokenizer_tasks.answer(task), True)
 
     def _start(self, incoming: IncomingRequest) -> None:
@@ -191,7 +191,13 @@ class Intake:
     ) -> None:
         timeout_s = min(filter(None, (incoming.timeout_s, own_timeout_s)), default=None)
         open_request = OpenRequest(
-            answer, incoming.sender, incoming.clock, timeout_s, result_bytes, incoming.is_large
+            answer,
+            incoming.sender,
+            incoming.clock,
+            timeout_s,
+            result_bytes,
+            incoming.is_large,
+            self._link.route(answer.request),
         )
         self._table.start(open_request, incoming)
 
@@ -210,9 +216,15 @@ class Intake:
                 sender.fail(error)
 
 
-def answer_cancel(table: RequestTable, request_id: str) -> None:
-    """Answer the request that asked for a cancellation, which is done; ignore unknown ids."""
-    cancel = table.confirm_cancel(request_id)
+def answer_cancel(table: RequestTable, request_id: str, engine: int | None = None) -> None:
+    """Answer the request that asked for a cancellation once it is done; ignore unknown ids.
+
+    Args:
+        table: the open requests.
+        request_id: id of the cancellation.
+        engine: the engine that has carried it out; None if no engine has to.
+    """
+    cancel = table.confirm_cancel(request_id, engine)
     if cancel is not None:
         with contextlib.suppress(Exception):  # the server may have ended the request already
             cancel.sender.send({}, True)

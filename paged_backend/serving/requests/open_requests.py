@@ -6,7 +6,7 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -121,7 +121,8 @@ class OpenRequest:
     timeout_s: float | None
     result_bytes: int = 0  # size of its logits and log-probabilities
     is_large: bool = False  # each of its responses is sent as a large one
-    is_in_flight: bool = False  # an engine knows it
+    route: Sequence[bytes] = ()  # result of `Engines.route`
+    engine: int | None = None  # number of the engine that knows it
     num_crashes: int = 0  # number of engines that died while it was in flight
     is_lent: bool = False  # a large response is being sent; only that thread uses the sender
     end: Exception | None = None  # what ends it once it is not lent anymore

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
 from paged_backend.process import wire
-from paged_backend.process.engine_supervisor import EngineSupervisor
+from paged_backend.process.engines import Engines
 from paged_backend.serving.requests.held_results import HeldResults
 from paged_backend.serving.requests.open_requests import (
     Deadlines,
@@ -28,24 +29,40 @@ class Cancel(NamedTuple):
     sender: Sender
 
 
+@dataclass(slots=True)
+class _OpenCancel:
+    """A cancellation that engines carry out."""
+
+    cancel: Cancel
+    engines: set[int]  # those that have not confirmed it
+
+
+class _Inspection(NamedTuple):
+    """A client's request for a view of an engine."""
+
+    sender: Sender
+    engine: int
+
+
 class RequestTable:
     """The requests of one front end; any thread may use it.
 
-    Requests and cancellations are sent to the engine under the table's lock, so that the engine
+    Requests and cancellations are sent to the engines under the table's lock, so that an engine
     gets them in the order in which the table changed: no cancellation overtakes its request.
     """
 
-    def __init__(self, link: EngineSupervisor, max_open_result_bytes: int) -> None:
+    def __init__(self, link: Engines, max_open_result_bytes: int) -> None:
         self._link = link
         self._results = HeldResults(max_open_result_bytes)
         self._open: dict[str, OpenRequest] = {}  # by request_id, the earliest first
-        self._inspecting: dict[str, Sender] = {}  # by request_id
-        self._cancelling: dict[str, Cancel] = {}  # by request_id, until the engine confirms it
+        self._inspecting: dict[str, _Inspection] = {}  # by request_id
+        self._cancelling: dict[str, _OpenCancel] = {}  # by request_id, until engines confirm it
         self._preparing: set[IncomingRequest] = set()
         self._deadlines = Deadlines(self._open)
         self._refused: Counter[str] = Counter()
-        self._has_engine = True
-        self._held_cancels: deque[str] = deque(maxlen=MAX_HELD_CANCELS)  # for the next engine
+        self._engines = set(range(link.size))  # those that take requests, by their events
+        self._must_resume = False  # a request may be known to no engine
+        self._held_cancels: deque[str] = deque(maxlen=MAX_HELD_CANCELS)  # for `resume`
         self._closed: PagedError | None = None
         self._lock = threading.Lock()
         self._ids = count()
@@ -60,7 +77,7 @@ class RequestTable:
     @property
     def has_engine(self) -> bool:
         """Whether an engine takes requests now; without one they wait."""
-        return self._has_engine
+        return bool(self._engines)
 
     def check_open(self) -> None:
         """Raise the reason why no request is accepted, if there is one."""
@@ -105,7 +122,7 @@ class RequestTable:
         return f"{self._link.identity}-{next(self._ids)}"
 
     def start(self, open_request: OpenRequest, incoming: IncomingRequest) -> None:
-        """Add a request, and send it to the engine if there is one.
+        """Add a request, and send it to an engine if there is one.
 
         Without an engine, the request waits for the next one. If sending raises an error, the
         request is not added.
@@ -118,9 +135,11 @@ class RequestTable:
             self.check_open()
             self._results.add(open_request.result_bytes, request.tenant)
             self._open[request.request_id] = open_request
-            if self._has_engine:
+            if self._engines:
                 try:
-                    open_request.is_in_flight = self._link.send(wire.AddRequest(request))
+                    message = wire.AddRequest(request)
+                    open_request.engine = self._link.add(message, open_request.route)
+                    self._must_resume |= open_request.engine is None
                 except Exception:
                     del self._open[request.request_id]
                     self._results.remove(open_request.result_bytes, request.tenant)
@@ -130,7 +149,7 @@ class RequestTable:
                 self._send_cancel(request.call_id)
 
     def inspect(self, sender: Sender) -> None:
-        """Ask the engine for a view of its sequences.
+        """Ask the engine for a view of its sequences; with several engines, the first one.
 
         Raises:
             PagedError: no request is accepted, or there is no engine.
@@ -138,10 +157,11 @@ class RequestTable:
         request_id = self.new_id()
         with self._lock:
             self.check_open()
-            if not self._has_engine:
+            if not self._engines:
                 raise EngineDead("the engine is being started again")
-            self._inspecting[request_id] = sender
-        self._link.send(wire.Inspect(request_id))
+            engine = min(self._engines)
+            self._inspecting[request_id] = _Inspection(sender, engine)
+        self._link.send(wire.Inspect(request_id), engine)
 
     # --- cancellation ---------------------------------------------------------------------
 
@@ -149,7 +169,7 @@ class RequestTable:
         """Cancel all requests with the name ``cancel.call_id``.
 
         Returns:
-            None if the engine will confirm the cancellation. Without an engine: the id that the
+            None if the engines will confirm the cancellation. Without an engine: the id that the
             caller must pass to ``confirm_cancel``.
         """
         with self._lock:
@@ -157,20 +177,35 @@ class RequestTable:
                 if incoming.task.call_id == cancel.call_id:
                     incoming.is_cancelled = True
             request_id = self._send_cancel(cancel.call_id)
-            self._cancelling[request_id] = cancel
-            return None if self._has_engine else request_id
+            self._cancelling[request_id] = _OpenCancel(cancel, set(self._engines))
+            return None if self._engines else request_id
 
-    def confirm_cancel(self, request_id: str) -> Cancel | None:
-        """Remove a cancellation that has been carried out, and return it; None if unknown."""
+    def confirm_cancel(self, request_id: str, engine: int | None = None) -> Cancel | None:
+        """Note that an engine has carried out a cancellation, or that none has to (None).
+
+        Returns:
+            The cancellation, which is removed, once all engines have carried it out; None before
+            that, and for an unknown id.
+        """
         with self._lock:
-            return self._cancelling.pop(request_id, None)
+            cancelling = self._cancelling.get(request_id)
+            if cancelling is None:
+                return None
+            if engine is not None:
+                cancelling.engines.discard(engine)
+                if cancelling.engines:
+                    return None
+            return self._cancelling.pop(request_id).cancel
 
     def _send_cancel(self, call_id: str) -> str:
-        """Ask the engine, or the next one, to cancel; returns the id of its confirmation."""
+        """Ask the engines to cancel; returns the id of their confirmations.
+
+        Requests that no engine knows are canceled when they are resumed.
+        """
         request_id = self.new_id()
-        if not self._has_engine:
+        if self._must_resume:
             self._held_cancels.append(call_id)
-        self._link.send(wire.CancelRequests(request_id, call_id))
+        self._link.send_all(wire.CancelRequests(request_id, call_id))
         return request_id
 
     # --- open requests --------------------------------------------------------------------
@@ -201,10 +236,19 @@ class RequestTable:
         with self._lock:
             open_request = self._open.pop(request_id, None)
             if open_request is None:
-                return self._inspecting.pop(request_id, None)
+                inspection = self._inspecting.pop(request_id, None)
+                return None if inspection is None else inspection.sender
             tenant = open_request.answer.request.tenant
             self._results.remove(open_request.result_bytes, tenant)
+            if open_request.engine is not None:
+                self._link.release(open_request.engine)
             return open_request.sender
+
+    def tell(self, request_id: str, message: wire.ToEngine) -> None:
+        """Send a message about an open request to the engine that knows it, if there is one."""
+        open_request = self._open.get(request_id)
+        if open_request is not None and open_request.engine is not None:
+            self._link.send(message, open_request.engine)
 
     def return_lent(self) -> None:
         """Take back the requests with large responses that will not be sent anymore."""
@@ -212,36 +256,50 @@ class RequestTable:
             for open_request in self._open.values():
                 open_request.is_lent = False
 
-    # --- without an engine ----------------------------------------------------------------
+    # --- the end of an engine ----------------------------------------------------------------
 
-    def lose_engine(self) -> LostRequests:
-        """Record that the engine has ended, and return what it has not finished.
+    def lose_engine(self, engine: int) -> LostRequests:
+        """Record that an engine has ended, and return what it has not finished.
 
-        Open requests stay in the table until ``resume`` sends them to the next engine.
+        Its open requests stay in the table until ``resume`` sends them to another engine.
         """
         with self._lock:
-            self._has_engine = False
+            self._engines.discard(engine)
+            self._must_resume = True
             in_flight = {
                 id_: lost
                 for id_, lost in self._open.items()
-                if lost.is_in_flight and not lost.answer.is_finished
+                if lost.engine == engine and not lost.answer.is_finished
             }
             for open_request in in_flight.values():
-                open_request.is_in_flight = False
+                open_request.engine = None
                 open_request.num_crashes += 1
-            self._held_cancels.extend(cancel.call_id for cancel in self._cancelling.values())
-            return LostRequests(in_flight, list(self._inspecting), list(self._cancelling))
+                self._link.release(engine)
+            self._held_cancels.extend(held.cancel.call_id for held in self._cancelling.values())
+            inspections = [i for i, asked in self._inspecting.items() if asked.engine == engine]
+            return LostRequests(in_flight, inspections, list(self._cancelling))
+
+    def add_engine(self, engine: int) -> None:
+        """Record that a new engine is ready; ``resume`` sends it requests."""
+        with self._lock:
+            self._engines.add(engine)
+            self._must_resume = True
 
     def resume(self) -> None:
-        """Send open requests to a new engine, with the tokens that previous engines generated."""
+        """Send the requests that no engine knows to one, with the tokens that they have so far.
+
+        All outputs that have arrived for them must have been added to their answers.
+        """
+        if not self._must_resume or not self._engines:
+            return
         with self._lock:
             for open_request in self._open.values():
                 answer = open_request.answer
-                if answer.is_finished:
-                    continue  # its last response is being sent
+                if answer.is_finished or open_request.engine is not None:
+                    continue  # its last response is being sent, or an engine computes it
                 message = wire.AddRequest(answer.request, answer.progress)
-                open_request.is_in_flight = self._link.send(message)
-            self._has_engine = True
+                open_request.engine = self._link.add(message, open_request.route)
+            self._must_resume = False
             for call_id in self._held_cancels:
                 self._send_cancel(call_id)
             self._held_cancels.clear()
@@ -251,7 +309,7 @@ class RequestTable:
     def give_up(self, error: EngineDead) -> None:
         """Accept no requests until an engine is ready again; open requests stay in the table."""
         with self._lock:
-            self._has_engine = False
+            self._engines.clear()
             self._closed = self._closed or error
 
     def waiting_ids(self) -> tuple[list[str], list[str]]:

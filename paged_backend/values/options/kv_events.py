@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from paged_backend.values.errors import ConfigError, option_error
@@ -12,6 +12,7 @@ from paged_backend.values.validation import Rule, check_fields, checked, from_ma
 
 OPTION = "kv_events_config"
 _ENDPOINT = re.compile(r"tcp://[^\s/]{1,255}:\d{1,5}|ipc://[^\s]{1,90}")
+_ENDPOINTS = ("endpoint", "replay_endpoint", "snapshot_endpoint")
 _BOUND = re.compile(r"ipc://.*|tcp://(?:\*|0\.0\.0\.0|127\.[\d.]+|\[?::.*):\d+")
 
 
@@ -36,9 +37,8 @@ class KVEventsConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, _refuse)
-        for name in ("endpoint", "replay_endpoint", "snapshot_endpoint"):
-            value = getattr(self, name)
-            if value is not None and not _ENDPOINT.fullmatch(value):
+        for name, value in self._endpoints.items():
+            if not _ENDPOINT.fullmatch(value):
                 raise _refuse(name, f"must be tcp://HOST:PORT or ipc://PATH, got {shorten(value)}")
 
     @classmethod
@@ -49,6 +49,38 @@ class KVEventsConfig:
             ConfigError: a name is unknown or a value is not allowed.
         """
         return from_mapping(cls, values or {}, _refuse)
+
+    def of_engine(self, number: int) -> KVEventsConfig:
+        """Return the configuration of one of several engines of a model.
+
+        As with vLLM, its number is added to each TCP port. It is appended to each other address.
+        """
+        moved = {name: _of_engine(value, number) for name, value in self._endpoints.items()}
+        return self.read(asdict(self) | moved)
+
+    def check_engines(self, num_engines: int) -> None:
+        """Refuse addresses that several engines of a model would share.
+
+        Raises:
+            ConfigError: two of them would use the same address.
+        """
+        each = [
+            address
+            for number in range(num_engines)
+            for address in self.of_engine(number)._endpoints.values()
+        ]
+        if len(set(each)) < len(each):
+            raise option_error(
+                OPTION,
+                f"needs ports that are at least {num_engines} (data_parallel_size) apart, because "
+                f"each engine adds its number to them",
+            )
+
+    @property
+    def _endpoints(self) -> dict[str, str]:
+        """The addresses that are set, by the names of their fields."""
+        values = {name: getattr(self, name) for name in _ENDPOINTS}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def is_on(self) -> bool:
@@ -63,6 +95,15 @@ def is_bound(endpoint: str) -> bool:
     addresses (``127.0.0.1``, ``[::1]``).
     """
     return _BOUND.fullmatch(endpoint) is not None
+
+
+def _of_engine(address: str, number: int) -> str:
+    if number == 0:
+        return address
+    if not address.startswith("tcp:"):
+        return f"{address}_dp{number}"
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + number}"
 
 
 def describe_fields() -> str:

@@ -1,4 +1,4 @@
-"""The processes (ranks) that compute one model together."""
+"""The processes (ranks) that compute one model together, and several engines of one model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ class ParallelOptions:
     )
     pipeline_parallel_size: int = checked(
         1, Rule(int, 1, MAX_RANKS), "number of stages of layers; only 1 is supported yet"
+    )
+    data_parallel_size: int = checked(
+        1,
+        Rule(int, 1, MAX_RANKS),
+        "number of engines of the model, each with all weights, a KV cache of its own and a share "
+        "of the GPUs or of the CPU's cores; a request goes to the engine that most likely has its "
+        "beginning in its cache",
     )
     enable_expert_parallel: bool = checked(
         False,
@@ -49,3 +56,8 @@ class ParallelOptions:
                 f"can only be 1, as stages are not supported yet; got "
                 f"{self.pipeline_parallel_size}: use tensor_parallel_size",
             )
+
+    @property
+    def devices_per_engine(self) -> int:
+        """The number of ranks of an engine, each of which has a device."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size

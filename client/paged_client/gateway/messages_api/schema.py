@@ -11,10 +11,10 @@ from paged_client.gateway.errors import ApiError
 from paged_client.gateway.items import OpenObject
 from paged_client.gateway.messages_api.items import Messages, Texts
 from paged_client.gateway.messages_api.prompt import chat_of
-from paged_client.gateway.routing import RoutedPrompt
 from paged_client.gateway.schema.body import INT32_MAX, RequestBody
 from paged_client.gateway.schema.chat_messages import MAX_TOOLS
 from paged_client.gateway.schema.generation import MAX_STOP_STRINGS, SamplingFields, StopString
+from paged_client.routing import RoutedPrompt
 
 # Fields that have no effect here. Prefixes are cached without markers, and the gateway has no
 # accounts, regions or built-in tools.

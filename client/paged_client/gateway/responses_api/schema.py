@@ -11,10 +11,10 @@ from paged_client.gateway.errors import ApiError
 from paged_client.gateway.items import OpenObject
 from paged_client.gateway.responses_api.items import Input
 from paged_client.gateway.responses_api.prompt import messages_of
-from paged_client.gateway.routing import RoutedPrompt
 from paged_client.gateway.schema.body import INT32_MAX, given
 from paged_client.gateway.schema.chat_messages import MAX_PARTS, MAX_TOOLS
 from paged_client.gateway.schema.generation import SamplingFields
+from paged_client.routing import RoutedPrompt
 
 # Fields that have no effect here. The gateway stores nothing and has no built-in tools, and the
 # engine refuses a prompt that is too long.

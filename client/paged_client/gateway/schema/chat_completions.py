@@ -7,10 +7,10 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.routing import RoutedPrompt
 from paged_client.gateway.schema.body import INT32_MAX, given
 from paged_client.gateway.schema.chat_messages import MAX_TOOLS, ChatOptions, Messages, chat_prompt
 from paged_client.gateway.schema.generation import MAX_LOGPROBS, GenerateRequest
+from paged_client.routing import RoutedPrompt
 
 
 class ChatRequest(GenerateRequest, ChatOptions):

@@ -10,8 +10,8 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.routing import Ids
 from paged_client.gateway.schema.body import INT32_MAX
+from paged_client.routing import Ids
 
 MAX_IDS = 2**20
 MAX_ALLOWED_IDS = 2**18

@@ -7,10 +7,10 @@ from typing import Any
 from pydantic import Field, PrivateAttr
 
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.routing import RoutedPrompt
 from paged_client.gateway.schema.body import RequestBody
 from paged_client.gateway.schema.chat_messages import ChatOptions, Messages, chat_prompt
 from paged_client.gateway.schema.prompts import TokenIds
+from paged_client.routing import RoutedPrompt
 
 
 class TokenizeRequest(ChatOptions):

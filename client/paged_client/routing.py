@@ -1,8 +1,10 @@
 """Prefix-aware routing: prefers the server that had the prefix before, unless it is much busier.
 
-Servers cache the KV blocks of prompts that they have computed. The gateway has no tokenizer, so it
-hashes pieces of the prompt as received, each together with everything before it, and remembers
-which server got each piece last.
+Servers cache the KV blocks of prompts that they have computed. The router hashes pieces of a
+prompt, each together with everything before it, and remembers which server got each piece last.
+
+The gateway chooses servers with it, by prompts as it received them, because it has no tokenizer. A
+front end chooses among the engines of its model with it, by token ids.
 """
 
 from __future__ import annotations
@@ -88,6 +90,13 @@ class PrefixRouter:
         self._num_chosen[chosen] += 1
         self._remember(hashes, chosen)
         return Choice(chosen, by_prefix)
+
+    def rename(self, server: str, new_name: str) -> None:
+        """Note that a server has lost its cache; ``choose`` knows it by its new name from now on.
+
+        This takes no time, whatever is remembered of the server.
+        """
+        self._num_chosen[new_name] = self._num_chosen.pop(server, 0)
 
     def _remembered(self, hashes: Sequence[bytes]) -> list[str]:
         """Return the servers of the remembered pieces, the longest prefix first."""
