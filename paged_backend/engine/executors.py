@@ -20,7 +20,7 @@ def open_executor(config: EngineConfig, folder: Path, tokenizer: Path | None = N
         ConfigError: the model cannot be loaded with these options.
         EngineDead: a rank has ended while it loaded.
     """
-    if config.tensor_parallel_size == 1:
+    if config.num_ranks == 1:
         return Worker(config, folder, tokenizer)
     # It needs libraries for messages between processes.
     from paged_backend.engine.leading_worker import LeadingWorker

@@ -40,7 +40,7 @@ class LeadingWorker(Worker):
     """
 
     def __init__(self, config: EngineConfig, folder: Path, tokenizer: Path | None) -> None:
-        size, timeout_s = config.tensor_parallel_size, config.distributed_timeout_seconds
+        size, timeout_s = config.num_ranks, config.distributed_timeout_seconds
         # Only this user can enter the folder, which is not needed once all ranks are connected.
         with tempfile.TemporaryDirectory(prefix="pb-ranks-", dir=_FOLDERS) as name:
             store = Path(name) / "store"

@@ -58,7 +58,7 @@ def load(message: bytes, rank: int) -> Worker:
         options.device,
         Path(model.store),
         rank,
-        options.tensor_parallel_size,
+        options.num_ranks,
         options.distributed_timeout_seconds,
     )
     tokenizer = None if model.tokenizer is None else Path(model.tokenizer)

@@ -37,6 +37,14 @@ class ParallelOptions:
         "served engine",
     )
 
+    @property
+    def num_ranks(self) -> int:
+        """The number of processes that compute the model together.
+
+        The number of a rank is stage * tensor_parallel_size + its number among those of its stage.
+        """
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     def check_parallel(self) -> None:
         """Refuse what is not supported.
 
