@@ -24,7 +24,7 @@ from paged_backend.engine.rank_process import address
 from paged_backend.engine.rank_processes import RankProcesses
 from paged_backend.engine.worker import Worker
 from paged_backend.executor.messages import LoadModel, decode_model_loaded, digest, encode
-from paged_backend.platforms.select import open_group
+from paged_backend.platforms.select import open_ranks
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, EngineDead, PagedError
 
@@ -48,8 +48,8 @@ class LeadingWorker(Worker):
             try:
                 others.load(_load_message(config, folder, tokenizer, store))
                 with others.reasons():
-                    group = open_group(config.device, store, 0, size, timeout_s)
-                    super().__init__(config, folder, tokenizer, group)
+                    ranks = open_ranks(config, store, 0)
+                    super().__init__(config, folder, tokenizer, ranks)
                 others.wait_until_loaded()
             except BaseException:
                 others.close()

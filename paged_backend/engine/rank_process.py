@@ -26,7 +26,7 @@ from paged_backend.executor.messages import (
     digest,
     encode,
 )
-from paged_backend.platforms.select import open_group
+from paged_backend.platforms.select import open_ranks
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, place_of
 from paged_backend.values.log import LOG, log_to_stderr
@@ -54,15 +54,9 @@ def load(message: bytes, rank: int) -> Worker:
     model = decode_load_model(message)
     options = EngineConfig.from_mapping(model.options)
     log_to_stderr(options.log_level)
-    group = open_group(
-        options.device,
-        Path(model.store),
-        rank,
-        options.num_ranks,
-        options.distributed_timeout_seconds,
-    )
+    ranks = open_ranks(options, Path(model.store), rank)
     tokenizer = None if model.tokenizer is None else Path(model.tokenizer)
-    return Worker(options, Path(model.folder), tokenizer, group)
+    return Worker(options, Path(model.folder), tokenizer, ranks)
 
 
 def serve(socket: zmq.Socket[bytes], worker: Worker) -> NoReturn:

@@ -34,6 +34,60 @@ class Group(Protocol):
         """Return the tensors of all ranks, of one shape, as [size, *shape]."""
         ...
 
+    def send(self, x: Tensor, to: int) -> None:
+        """Send a contiguous tensor to a rank that receives it."""
+        ...
+
+    def receive(self, x: Tensor, source: int) -> None:
+        """Fill a contiguous tensor with the one of its shape that a rank sends."""
+        ...
+
+    def broadcast(self, x: Tensor, source: int) -> None:
+        """Fill `x`, contiguous and of one shape, with the tensor that the rank `source` has."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """All ranks that compute a model together, as one of them sees them.
+
+    Attributes:
+        tensor: the ranks that divide each layer of this rank's stage; None if it has one rank.
+        pipeline: the ranks with this rank's share of the layers, one in each stage and in the order
+            of the stages; None if there is one stage.
+    """
+
+    tensor: Group | None = None
+    pipeline: Group | None = None
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank among all."""
+        stage = 0 if self.pipeline is None else self.pipeline.rank
+        number = 0 if self.tensor is None else self.tensor.rank
+        return stage * self._num_of_stage + number
+
+    @property
+    def size(self) -> int:
+        """The number of all ranks."""
+        return self._num_of_stage * (1 if self.pipeline is None else self.pipeline.size)
+
+    @property
+    def _num_of_stage(self) -> int:
+        return 1 if self.tensor is None else self.tensor.size
+
+    def gather(self, row: Tensor) -> Tensor:
+        """Return the rows [count] of all ranks as [size, count]."""
+        rows = row[None]
+        for group in (self.tensor, self.pipeline):
+            if group is not None:
+                rows = group.gather(rows).flatten(0, 1)
+        return rows
+
+
+ONE_RANK = Ranks()
+"""One process computes the model alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Division:

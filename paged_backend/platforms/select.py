@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from paged_backend.checkpoint.model_config import DTYPES
-from paged_backend.models.division import Group
+from paged_backend.models.division import ONE_RANK, Group, Ranks
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cores import refuse_cores, use_cores
 from paged_backend.platforms.gpu.device import GpuDevice
+from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.options.cpu import HIGH, CpuOptions
 
@@ -21,26 +22,25 @@ def select_platform(
     dtype: str,
     checkpoint_dtype: torch.dtype,
     cpu: CpuOptions | None = None,
-    group: Group | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> Platform:
     """Return the fastest platform for the options `device`, `dtype` and the options of a CPU.
 
     If the device is a CPU and TRITON_INTERPRET=1, returns the GPU platform. Triton's interpreter
     then runs its kernels, slowly, for tests and for debugging.
 
-    With a group, rank i computes on GPU i, or with a share of the CPU's threads and cores.
+    With several ranks, rank i computes on GPU i, or with a share of the CPU's threads and cores.
 
     Raises:
         ConfigError: a GPU is asked for and there is none, or an option does not fit the device.
     """
     chosen = resolve_device(device)
-    rank, num_ranks = (0, 1) if group is None else (group.rank, group.size)
-    if is_gpu(chosen) and group is not None:
-        chosen = GpuDevice.numbered(rank)
+    if is_gpu(chosen) and ranks.size > 1:
+        chosen = GpuDevice.numbered(ranks.rank)
     if cpu is not None and is_gpu(chosen):
         refuse_cores(cpu)
     elif cpu is not None:
-        use_cores(cpu, rank, num_ranks)
+        use_cores(cpu, ranks.rank, ranks.size)
     number_type = resolve_dtype(dtype, checkpoint_dtype, chosen)
     interpreted = not is_gpu(chosen) and os.environ.get("TRITON_INTERPRET") == "1"
     splits_float32 = cpu is not None and cpu.float32_matmul_precision == HIGH
@@ -73,29 +73,43 @@ def _can_split(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and has_amx()
 
 
-def open_group(device: str, store: Path, rank: int, size: int, timeout_s: float) -> Group:
+def open_ranks(options: EngineConfig, store: Path, rank: int) -> Ranks:
     """Connect the processes that compute a model together.
 
     Args:
-        device: the option.
-        store: a file that all ranks name, in a private folder.
+        options: the engine's options.
+        store: a file that all ranks name, in a private folder. Groups use files next to it.
         rank: number of this rank, counted from 0.
-        size: number of all ranks.
-        timeout_s: how long a rank waits for the others.
 
     Raises:
         ConfigError: there are fewer GPUs than ranks.
     """
     from paged_backend.platforms.portable.group import TorchGroup
 
-    if not is_gpu(resolve_device(device)):
-        return TorchGroup.on_cpus(store, rank, size, timeout_s)
-    number = GpuDevice.count()
-    if number < size:
-        raise option_error(
-            "tensor_parallel_size", f"must be at most {number}, the number of GPUs; got {size}"
-        )
-    return TorchGroup.on_gpus(store, rank, size, timeout_s)
+    open_group = TorchGroup.on_cpus
+    if is_gpu(resolve_device(options.device)):
+        open_group = TorchGroup.on_gpus
+        number = GpuDevice.count()
+        if number < options.num_ranks:
+            raise option_error(
+                "tensor_parallel_size",
+                f"times pipeline_parallel_size must be at most {number}, the number of GPUs; "
+                f"got {options.num_ranks}",
+            )
+
+    def group(name: str, number: int, rank: int, size: int) -> Group | None:
+        """Connect a group of ranks, by its name and number; None if it has one rank."""
+        file = store.with_name(f"{store.name}-{name}-{number}")
+        if size == 1:
+            return None
+        return open_group(file, rank, size, options.distributed_timeout_seconds)
+
+    tensor, pipeline = options.tensor_parallel_size, options.pipeline_parallel_size
+    stage, place = divmod(rank, tensor)
+    return Ranks(
+        tensor=group("tensor", stage, place, tensor),
+        pipeline=group("pipeline", place, stage, pipeline),
+    )
 
 
 def resolve_device(option: str) -> torch.device:

@@ -21,7 +21,10 @@ class ParallelOptions:
         "them; each rank has a GPU of its own, or an equal share of the CPU's cores",
     )
     pipeline_parallel_size: int = checked(
-        1, Rule(int, 1, MAX_RANKS), "number of stages of layers; only 1 is supported yet"
+        1,
+        Rule(int, 1, MAX_RANKS),
+        "number of stages, each of which has some of the layers and tensor_parallel_size ranks; "
+        "stages compute one after another",
     )
     enable_expert_parallel: bool = checked(
         False,
@@ -46,14 +49,14 @@ class ParallelOptions:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def check_parallel(self) -> None:
-        """Refuse what is not supported.
+        """Refuse more ranks than are supported.
 
         Raises:
             ConfigError: the message names the option.
         """
-        if self.pipeline_parallel_size != 1:
+        if self.num_ranks > MAX_RANKS:
             raise option_error(
                 "pipeline_parallel_size",
-                f"can only be 1, as stages are not supported yet; got "
-                f"{self.pipeline_parallel_size}: use tensor_parallel_size",
+                f"times tensor_parallel_size must be at most {MAX_RANKS} ranks; "
+                f"got {self.num_ranks}",
             )
