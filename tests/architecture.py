@@ -69,7 +69,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "text",
         "workloads",
     },
-    "cli": {"bench", "demo", "dynamo", "launch", "plan", "quantize", "top", "workloads"},
+    "cli": {
+        "bench",
+        "demo",
+        "dynamo",
+        "engine",
+        "launch",
+        "plan",
+        "quantize",
+        "top",
+        "workloads",
+    },
 }
 # A platform -> the other platforms that it may import; `select` alone knows all of them.
 PLATFORMS = {

@@ -44,7 +44,7 @@ def test_values_as_vllm_takes_them(given, expected):
 
 def test_what_changes_nothing_is_accepted_and_reported():
     values = {
-        **{"disable_log_requests": True, "distributed_executor_backend": "mp", "swap_space": 4},
+        **{"disable_log_requests": True, "dcp_comm_backend": "ag_rs", "swap_space": 4},
         **{"data_parallel_size": "1", "trust_remote_code": "false", "quantization_config": None},
         **{
             "calculate_kv_scales": False,

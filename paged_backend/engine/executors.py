@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from paged_backend.engine.worker import Worker
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.nodes import Nodes
 
 
 def open_executor(config: EngineConfig, folder: Path, tokenizer: Path | None = None) -> Worker:
     """Load a model, in this process and in the processes of other ranks if there are any.
+
+    Other nodes join first.
 
     Args:
         config: the engine's options.
@@ -20,9 +24,9 @@ def open_executor(config: EngineConfig, folder: Path, tokenizer: Path | None = N
         ConfigError: the model cannot be loaded with these options.
         EngineDead: a rank has ended while it loaded.
     """
-    if config.num_ranks == 1:
+    if config.num_ranks == 1 and config.nnodes in (None, 1):
         return Worker(config, folder, tokenizer)
     # It needs libraries for messages between processes.
     from paged_backend.engine.leading_worker import LeadingWorker
 
-    return LeadingWorker(config, folder, tokenizer)
+    return LeadingWorker(config, Nodes.of(config, os.environ), folder, tokenizer)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
+from torch._C._distributed_c10d import PrefixStore
 
 from paged_backend.checkpoint.model_config import DTYPES
-from paged_backend.models.division import ONE_RANK, Group, Ranks
+from paged_backend.models.division import ONE_RANK, Group, Place, Ranks, SharedValues
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cores import refuse_cores, use_cores
 from paged_backend.platforms.gpu.device import GpuDevice
@@ -29,18 +29,19 @@ def select_platform(
     If the device is a CPU and TRITON_INTERPRET=1, returns the GPU platform. Triton's interpreter
     then runs its kernels, slowly, for tests and for debugging.
 
-    With several ranks, rank i computes on GPU i, or with a share of the CPU's threads and cores.
+    With several ranks, rank i of a host computes on GPU i of the host, or with a share of the
+    threads and cores of its CPU.
 
     Raises:
         ConfigError: a GPU is asked for and there is none, or an option does not fit the device.
     """
     chosen = resolve_device(device)
     if is_gpu(chosen) and ranks.size > 1:
-        chosen = GpuDevice.numbered(ranks.rank)
+        chosen = GpuDevice.numbered(ranks.local_rank)
     if cpu is not None and is_gpu(chosen):
         refuse_cores(cpu)
     elif cpu is not None:
-        use_cores(cpu, ranks.rank, ranks.size)
+        use_cores(cpu, ranks.local_rank, ranks.num_local)
     number_type = resolve_dtype(dtype, checkpoint_dtype, chosen)
     interpreted = not is_gpu(chosen) and os.environ.get("TRITON_INTERPRET") == "1"
     splits_float32 = cpu is not None and cpu.float32_matmul_precision == HIGH
@@ -73,43 +74,54 @@ def _can_split(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and has_amx()
 
 
-def open_ranks(options: EngineConfig, store: Path, rank: int) -> Ranks:
+def open_ranks(options: EngineConfig, values: SharedValues, place: Place) -> Ranks:
     """Connect the processes that compute a model together.
 
     Args:
         options: the engine's options.
-        store: a file that all ranks name, in a private folder. Groups use files next to it.
-        rank: number of this rank, counted from 0.
+        values: values by which the ranks find each other.
+        place: the place of this rank.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks.
+        ConfigError: this host has fewer GPUs than ranks.
     """
     from paged_backend.platforms.portable.group import TorchGroup
+    from paged_backend.platforms.portable.store import SharedStore, open_tcp_store
 
-    open_group = TorchGroup.on_cpus
-    if is_gpu(resolve_device(options.device)):
-        open_group = TorchGroup.on_gpus
-        number = GpuDevice.count()
-        if number < options.num_ranks:
-            raise option_error(
-                "tensor_parallel_size",
-                f"times pipeline_parallel_size must be at most {number}, the number of GPUs; "
-                f"got {options.num_ranks}",
-            )
+    timeout_s = options.distributed_timeout_seconds
+    on_gpus = is_gpu(resolve_device(options.device))
+    if on_gpus:
+        _check_number_of_gpus(place)
+        store = open_tcp_store(values, place, timeout_s)
+    else:
+        store = SharedStore(values)
 
     def group(name: str, number: int, rank: int, size: int) -> Group | None:
         """Connect a group of ranks, by its name and number; None if it has one rank."""
-        file = store.with_name(f"{store.name}-{name}-{number}")
         if size == 1:
             return None
-        return open_group(file, rank, size, options.distributed_timeout_seconds)
+        own = PrefixStore(f"{name}-{number}", store)
+        if on_gpus:
+            return TorchGroup.on_gpus(own, rank, size, timeout_s)
+        return TorchGroup.on_cpus(own, rank, size, timeout_s, place.host)
 
     tensor, pipeline = options.tensor_parallel_size, options.pipeline_parallel_size
-    stage, place = divmod(rank, tensor)
+    stage, number = divmod(place.rank, tensor)
     return Ranks(
-        tensor=group("tensor", stage, place, tensor),
-        pipeline=group("pipeline", place, stage, pipeline),
+        tensor=group("tensor", stage, number, tensor),
+        pipeline=group("pipeline", number, stage, pipeline),
+        ranks_per_node=place.ranks_per_node,
     )
+
+
+def _check_number_of_gpus(place: Place) -> None:
+    count, first = GpuDevice.count(), place.rank - place.rank % place.ranks_per_node
+    last = first + place.ranks_per_node - 1
+    if count < place.ranks_per_node:
+        raise ConfigError(
+            f"the host of ranks {first} to {last} has {count} GPUs, and each rank needs its own: "
+            "see tensor_parallel_size, pipeline_parallel_size and nnodes"
+        )
 
 
 def resolve_device(option: str) -> torch.device:

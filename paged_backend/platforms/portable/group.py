@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-LOOPBACK = "127.0.0.1"
+from torch._C._distributed_c10d import Store
 
 _numbers = itertools.count()
 _groups: WeakValueDictionary[int, TorchGroup] = WeakValueDictionary()  # by number
@@ -86,28 +84,27 @@ class TorchGroup:
             torch.ops.paged_backend.broadcast(x, source, self._number)
 
     @classmethod
-    def on_cpus(cls, store: Path, rank: int, size: int, timeout_s: float) -> TorchGroup:
-        """Connect processes of this machine over its loopback device.
+    def on_cpus(cls, store: Store, rank: int, size: int, timeout_s: float, host: str) -> TorchGroup:
+        """Connect processes over the network device that has the address of each one's host.
 
         Args:
-            store: a file that all ranks name, in a private folder.
+            store: values by which the ranks find each other.
             rank: number of this rank, counted from 0.
             size: number of all ranks.
             timeout_s: how long a call waits for the other ranks.
+            host: address of this rank's host.
         """
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # a stub lacks it
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = timedelta(seconds=timeout_s)
-        file = dist.FileStore(str(store), size)  # type: ignore[attr-defined]
-        return cls(dist.ProcessGroupGloo(file, rank, size, options), sums_in_order=True)
+        return cls(dist.ProcessGroupGloo(store, rank, size, options), sums_in_order=True)
 
     @classmethod
-    def on_gpus(cls, store: Path, rank: int, size: int, timeout_s: float) -> TorchGroup:
+    def on_gpus(cls, store: Store, rank: int, size: int, timeout_s: float) -> TorchGroup:
         """Connect processes with a GPU each; see `on_cpus`."""
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
-        file = dist.FileStore(str(store), size)  # type: ignore[attr-defined]
-        return cls(dist.ProcessGroupNCCL(file, rank, size, options), sums_in_order=False)
+        return cls(dist.ProcessGroupNCCL(store, rank, size, options), sums_in_order=False)
 
 
 def _gather(x: Tensor, out: Tensor, number: int) -> None:

@@ -39,6 +39,12 @@ class ParallelOptions:
         "beyond it, and is restarted. During steps, step_timeout_s is the shorter limit of a "
         "served engine",
     )
+    distributed_executor_backend: str = checked(
+        "mp",
+        Rule(str, choices=("mp", "ray")),
+        "who starts the nodes other than node 0: mp, the operator, with paged-backend worker; "
+        "ray, a cluster of Ray in which the server runs",
+    )
 
     @property
     def num_ranks(self) -> int:
