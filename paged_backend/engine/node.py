@@ -114,7 +114,8 @@ class _Connection:
             event = recv_monitor_message(self._events)["event"]
             if event & _STRANGERS:
                 LOG.warning(
-                    "the process at %s, port %d, is no node 0 with the same secret",
+                    "the process at %s, port %d, ended the handshake: it has another secret, or "
+                    "was about to end",
                     self._nodes.address,
                     self._nodes.port,
                 )
