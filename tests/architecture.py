@@ -96,6 +96,7 @@ RESERVED = {
     "paged_kernels": {"bench", "platforms"},
     "triton_python_backend_utils": {"serving"},
     "dynamo": {"dynamo"},
+    "ray": {"engine"},
     "paged_loadtest": set(),
     "gguf": {"bench", "checkpoint"},
 }

@@ -6,7 +6,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import zmq
@@ -26,9 +26,9 @@ from paged_backend.engine.remote_ranks import RemoteRanks
 from paged_backend.engine.worker import Worker
 from paged_backend.executor.messages import LoadModel, digest, encode
 from paged_backend.models.division import Place
-from paged_backend.platforms.select import open_ranks
+from paged_backend.platforms.select import is_gpu, open_ranks, resolve_device
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import option_error
+from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.nodes import Nodes, read_key
 
 _LOOPBACK = "127.0.0.1"
@@ -56,6 +56,8 @@ class LeadingWorker(Worker):
                 f"must be 0 for the server, got {nodes.rank}: the other nodes run "
                 "paged-backend worker",
             )
+        if config.distributed_executor_backend == "ray":
+            nodes = _in_cluster_of_ray(config, nodes)
         timeout_s = config.distributed_timeout_seconds
         ranks_per_node = nodes.ranks_of_node(config.num_ranks)
         host = _LOOPBACK if nodes.number == 1 else resolve(nodes, timeout_s)
@@ -99,6 +101,22 @@ class LeadingWorker(Worker):
             return _LeadingStep(self._others, message, super().launch(output))
 
 
+def _in_cluster_of_ray(config: EngineConfig, nodes: Nodes) -> Nodes:
+    """Return the nodes with the address of this host in its cluster of Ray.
+
+    Raises:
+        ConfigError: Ray is not installed, this host is in no cluster, or there is only one node.
+    """
+    if nodes.number == 1:
+        raise option_error("distributed_executor_backend", "can be ray only with 2 nnodes or more")
+    try:
+        from paged_backend.engine.ray_ranks import join_cluster
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error}: pip install 'paged-backend[ray]'") from None
+    address = join_cluster()
+    return nodes if config.master_addr is not None else replace(nodes, address=address)
+
+
 def _start(
     config: EngineConfig, nodes: Nodes, host: str, ranks_per_node: int, folder: Path
 ) -> OtherRanks:
@@ -110,7 +128,12 @@ def _start(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     parts: list[Ranks] = []
     try:
-        if nodes.number > 1:
+        if config.distributed_executor_backend == "ray":
+            from paged_backend.engine.ray_ranks import RayRanks
+
+            uses_gpus = is_gpu(resolve_device(config.device))
+            parts.append(RayRanks(context, nodes, ranks_per_node, uses_gpus=uses_gpus))
+        elif nodes.number > 1:
             key = read_key(config, os.environ)
             parts.append(RemoteRanks(context, nodes, host, key, ranks_per_node))
         if ranks_per_node > 1:
