@@ -520,7 +520,7 @@ def test_the_server_ends_as_kubernetes_asks(main: subprocess.Popen[bytes]) -> No
 def test_the_pods_of_a_group_answer_together(tmp_path: Path) -> None:
     """A leader and a worker with the variables of a LeaderWorkerSet."""
     flags = (
-        "model.name=paged_llm,model.options.model=demo,model.options.tensor_parallel_size=2,"
+        "model.name=paged_llm,model.options.model=demo,model.options.tensor_parallel_size=1,"
         "model.options.max_model_len=1024"
     )
     manifests = objects(CHART / "examples/several-hosts.yaml", "--set", flags)

@@ -247,9 +247,10 @@ def rank_of(process: subprocess.Popen[bytes]) -> psutil.Process:
 
 
 def test_two_hosts_answer_as_one(engine_on_nodes: Any, tmp_path: Path) -> None:
+    """Each host is a stage with two ranks."""
     few = all_sorts()[4:6]
     one = answers_of(make_engine(heads(tmp_path), **STEPS), few)
-    engine = engine_on_nodes(tmp_path, tensor_parallel_size=4)
+    engine = engine_on_nodes(tmp_path, pipeline_parallel_size=2)
     assert answers_of(engine, few).tokens == one.tokens
     assert engine.executor.info.num_ranks == 4
 
