@@ -71,7 +71,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "text",
         "workloads",
     },
-    "cli": {"bench", "demo", "dynamo", "launch", "plan", "quantize", "top", "workloads"},
+    "cli": {
+        "bench",
+        "demo",
+        "dynamo",
+        "engine",
+        "launch",
+        "plan",
+        "quantize",
+        "top",
+        "workloads",
+    },
 }
 # A platform -> the other platforms that it may import; `select` alone knows all of them.
 PLATFORMS = {
@@ -88,6 +98,7 @@ RESERVED = {
     "paged_kernels": {"bench", "platforms"},
     "triton_python_backend_utils": {"serving"},
     "dynamo": {"dynamo"},
+    "ray": {"engine"},
     "paged_loadtest": set(),
     "gguf": {"bench", "checkpoint"},
 }

@@ -2,7 +2,7 @@
 
 Each has only the fields that the chart uses, so that a misspelled one is found. They were compared
 with the projects' own definitions: Prometheus operator 6adcebc, KEDA 8b4f083, Gateway API inference
-extension of August 2026, KServe aaac4e2.
+extension of August 2026, KServe aaac4e2, LeaderWorkerSet 060ab4d.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ def _object(api_version: str, spec: Schema) -> Schema:
 
 
 _SELECTOR = _record(matchLabels=_LABELS)
+_POD_TEMPLATE = _record(
+    metadata=_record({"annotations": _LABELS}, labels=_LABELS),
+    spec={"type": "object"},  # a PodSpec
+)
 _DURATION: Schema = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}
 
 SCHEMAS: dict[str, Schema] = {
@@ -95,6 +99,20 @@ SCHEMAS: dict[str, Schema] = {
                 name=_TEXT,
                 port=_record(number=_PORT),
                 failureMode={"enum": ["FailOpen", "FailClose"]},
+            ),
+        ),
+    ),
+    "LeaderWorkerSet": _object(
+        "leaderworkerset.x-k8s.io/v1",
+        _record(
+            {"replicas": _COUNT},
+            startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+            leaderWorkerTemplate=_record(
+                {"volumeClaimTemplates": _list({"type": "object"})},
+                size={"type": "integer", "minimum": 1},
+                restartPolicy={"enum": ["None", "RecreateGroupOnPodRestart"]},
+                leaderTemplate=_POD_TEMPLATE,
+                workerTemplate=_POD_TEMPLATE,
             ),
         ),
     ),

@@ -61,6 +61,10 @@ def pods(manifests: list[Manifest]) -> Iterator[Manifest]:
         match manifest["kind"]:
             case "StatefulSet" | "Deployment":
                 yield {"apiVersion": "v1", "kind": "Pod", **manifest["spec"]["template"]}
+            case "LeaderWorkerSet":
+                templates = manifest["spec"]["leaderWorkerTemplate"]
+                for name in ("leaderTemplate", "workerTemplate"):
+                    yield {"apiVersion": "v1", "kind": "Pod", **templates[name]}
             case "LLMInferenceService":
                 spec = manifest["spec"]["template"]
                 yield {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": spec}

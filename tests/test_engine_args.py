@@ -44,7 +44,7 @@ def test_values_as_vllm_takes_them(given, expected):
 
 def test_what_changes_nothing_is_accepted_and_reported():
     values = {
-        **{"disable_log_requests": True, "distributed_executor_backend": "mp", "swap_space": 4},
+        **{"disable_log_requests": True, "dcp_comm_backend": "ag_rs", "swap_space": 4},
         **{
             "data_parallel_size_local": "1",
             "trust_remote_code": "false",
@@ -79,7 +79,7 @@ def test_log_stats_may_be_off(value, log_stats):
         ({"enable_lora": "true"}, "enable_lora must be false: LoRA adapters are not supported yet"),
         ({"kv_cache_dtype": "int4"}, "option kv_cache_dtype must be one of auto, bfloat16, fp8"),
         ({"hf_overrides": {"a": 1}}, "option hf_overrides can only be null or {}"),
-        ({"speculative_config": {"model": "x"}}, "option speculative_config can only be null"),
+        ({"speculative_config": {"model": "x"}}, "speculative_config.model"),
         ({"tensor_paralel_size": 1}, "did you mean tensor_parallel_size?"),
         ({"max_num_sequences": 1}, "did you mean max_num_seqs?"),
         ({"qqqqqq": 1}, "is not known; known: async_scheduling, block_size"),

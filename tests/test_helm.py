@@ -90,7 +90,9 @@ def test_pods_keep_to_the_restricted_standard(values: Path) -> None:
                 "capabilities": {"drop": ["ALL"]},
                 "seccompProfile": {"type": "RuntimeDefault"},
             }
-            assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(each)
+            # A worker ends if it cannot work, and waits for its server without a limit.
+            probes = {"startupProbe", "readinessProbe", "livenessProbe"} & set(each)
+            assert len(probes) == (0 if each["name"] == "worker" else 3)
             assert "memory" in each["resources"]["limits"]
 
 
@@ -100,8 +102,9 @@ def test_all_that_is_named_is_there(values: Path) -> None:
     for pod in pods(manifests):
         spec = pod["spec"]
         volumes = {volume["name"] for volume in spec["volumes"]}
-        for workload in of_kind(manifests, "StatefulSet"):
-            claims = workload["spec"].get("volumeClaimTemplates", [])
+        for workload in of_kind(manifests, "StatefulSet") + of_kind(manifests, "LeaderWorkerSet"):
+            spec_of_claims = workload["spec"].get("leaderWorkerTemplate", workload["spec"])
+            claims = spec_of_claims.get("volumeClaimTemplates", [])
             volumes |= {claim["metadata"]["name"] for claim in claims}
         mounts = {m["name"] for each in spec["containers"] for m in each["volumeMounts"]}
         assert mounts <= volumes
@@ -110,7 +113,7 @@ def test_all_that_is_named_is_there(values: Path) -> None:
         assert named(manifests, "ServiceAccount", spec["serviceAccountName"])
     for service in of_kind(manifests, "Service"):
         (pod,) = selected(manifests, service["spec"]["selector"])
-        ports = {p["name"] for each in pod["spec"]["containers"] for p in each["ports"]}
+        ports = {p["name"] for each in pod["spec"]["containers"] for p in each.get("ports", [])}
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
     for kind in ("PodDisruptionBudget", "StatefulSet", "Deployment", "InferencePool"):
         for manifest in of_kind(manifests, kind):
@@ -134,10 +137,16 @@ def test_policies_open_only_ports_that_are_listened_at(values: Path) -> None:
     manifests = objects(values)
     for policy in of_kind(manifests, "NetworkPolicy"):
         (pod,) = selected(manifests, policy["spec"]["podSelector"]["matchLabels"])
-        listening = {p["containerPort"] for c in pod["spec"]["containers"] for p in c["ports"]}
-        opened = {p["port"] for rule in policy["spec"]["ingress"] for p in rule["ports"]}
+        containers, rules = pod["spec"]["containers"], policy["spec"]["ingress"]
+        listening = {p["containerPort"] for c in containers for p in c.get("ports", [])}
+        opened = {p["port"] for rule in rules for p in rule.get("ports", [])}
         assert opened <= listening
-        assert all(rule["from"] for rule in policy["spec"]["ingress"])  # without: everybody
+        assert all(rule["from"] for rule in rules)  # without: everybody
+        # Ranks choose their ports, and only pods of the same release reach them.
+        for rule in (rule for rule in rules if "ports" not in rule):
+            (who,) = rule["from"]
+            assert who["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == RELEASE
+            assert not any(who.get(name) for name in ("namespaceSelector", "ipBlock"))
 
 
 @every_values
@@ -157,7 +166,10 @@ def test_open_requests_have_time_to_end(values: Path) -> None:
             command, seconds = each["lifecycle"]["preStop"]["exec"]["command"]
             assert command == "sleep"
             grace = pod["spec"]["terminationGracePeriodSeconds"]
-            assert grace >= int(seconds) + EXIT_TIMEOUT_S + 5
+            if each["name"] == "worker":  # it stays until its server has ended, and then just ends
+                assert 5 + EXIT_TIMEOUT_S <= int(seconds) < grace
+            else:
+                assert grace >= int(seconds) + EXIT_TIMEOUT_S + 5
 
 
 def test_the_gateway_knows_every_server_that_there_may_be() -> None:
@@ -188,6 +200,28 @@ def test_autoscalers_ask_for_the_metric_under_its_prefix() -> None:
     assert scaler["spec"]["triggers"][0]["metadata"]["query"] == (
         f'sum(paged_num_requests_waiting{{namespace="{NAMESPACE}",pod=~"{RELEASE}-server-[0-9]+"}})'
     )
+
+
+def test_servers_of_several_hosts_are_groups() -> None:
+    manifests = example("several-hosts")
+    (groups,) = of_kind(manifests, "LeaderWorkerSet")
+    name = groups["metadata"]["name"]
+    # LeaderWorkerSet makes a headless Service of this name.
+    assert name not in {service["metadata"]["name"] for service in of_kind(manifests, "Service")}
+    assert of_kind(manifests, "StatefulSet") == []
+    flags = container(manifests, "gateway")["command"]
+    assert f"--triton={name}-0.{name}:8001" in flags
+    options = json.loads(named(manifests, "ConfigMap", f"{RELEASE}-model")["data"]["model.json"])
+    for each in ("main", "worker"):
+        mounts = {m["name"]: m["mountPath"] for m in container(manifests, each)["volumeMounts"]}
+        assert options["cluster_key_file"] == f"{mounts['cluster-key']}/key"
+    scaled = objects(CHART / "examples/several-hosts.yaml", "--set", "autoscaling.kind=hpa")
+    (scaler,) = of_kind(scaled, HPA)
+    assert scaler["spec"]["scaleTargetRef"] == {
+        "apiVersion": groups["apiVersion"],
+        "kind": "LeaderWorkerSet",
+        "name": name,
+    }
 
 
 def test_alerts_are_those_of_compose() -> None:
@@ -306,6 +340,15 @@ def leaves(values: object, known: set[str], path: str = "") -> Iterator[str]:
             "gateway.apiKeys.secret: must be empty with inferencePool.endpointPicker or kserve.uri",
         ),
         ("monitoring.enabled=true", "monitoring.gatewayKey.secret: name a Secret with one of"),
+        ("server.nodes=0", "at '/server/nodes': minimum: got 0, want 1"),
+        (
+            "server.nodes=2,model.options.tensor_parallel_size=3",
+            "pipeline_parallel_size), which are 3; got 2",
+        ),
+        (
+            "server.nodes=2,kserve.uri=hf://org/model,gateway.mode=sidecar,gateway.apiKeys.secret=",
+            "server.nodes: must be 1 with kserve.uri",
+        ),
         ("autoscaling.minReplicas=9", "autoscaling.minReplicas: must be at most autoscaling."),
     ],
 )
@@ -339,20 +382,19 @@ def running(
         process.wait()
 
 
-@pytest.fixture(scope="module")
-def main(
-    ports: Endpoints, tmp_path_factory: pytest.TempPathFactory
+@contextmanager
+def server(
+    manifests: list[Manifest], ports: Endpoints, folder: Path, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The default server: the entry point with the rendered arguments, variables and files."""
-    manifests, folder = objects(DEFAULT), tmp_path_factory.mktemp("server")
+    """The entry point with the rendered arguments, variables and files, when it is ready."""
     rendered = container(manifests, "main")
-    variables = {variable["name"]: variable["value"] for variable in rendered["env"]}
+    variables = {each["name"]: each["value"] for each in rendered["env"] if "value" in each}
     data = named(manifests, "ConfigMap", f"{RELEASE}-model")["data"]
     for mount in rendered["volumeMounts"]:
         if "subPath" in mount:
             path = folder / mount["mountPath"].removeprefix("/")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(data[mount["subPath"]])
+            path.write_text(data[mount["subPath"]].replace("/run/secrets", f"{folder}/run/secrets"))
     variables |= {
         "PAGED_MODELS": f"{folder}{variables['PAGED_MODELS']}",
         "PAGED_HOST": "127.0.0.1",
@@ -360,10 +402,20 @@ def main(
         "PAGED_GRPC_PORT": str(ports.grpc_port),
         "PAGED_METRICS_PORT": str(ports.metrics_port),
         "TMPDIR": str(folder),
+        **environment,
     }
     command = [sys.executable, str(ROOT / "docker/entrypoint.py"), *rendered["args"]]
     with running(command, variables, folder / "log") as process:
         wait_for(ports.http_port, rendered["startupProbe"], process, folder / "log")
+        yield process
+
+
+@pytest.fixture(scope="module")
+def main(
+    ports: Endpoints, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The default server."""
+    with server(objects(DEFAULT), ports, tmp_path_factory.mktemp("server"), {}) as process:
         yield process
 
 
@@ -462,3 +514,38 @@ def test_a_router_finds_requests_and_metrics_at_one_port(
 def test_the_server_ends_as_kubernetes_asks(main: subprocess.Popen[bytes]) -> None:
     main.send_signal(signal.SIGTERM)
     assert main.wait(EXIT_TIMEOUT_S + 15) == 0
+
+
+@pytest.mark.server
+def test_the_pods_of_a_group_answer_together(tmp_path: Path) -> None:
+    """A leader and a worker with the variables of a LeaderWorkerSet."""
+    flags = (
+        "model.name=paged_llm,model.options.model=demo,model.options.tensor_parallel_size=1,"
+        "model.options.max_model_len=1024"
+    )
+    manifests = objects(CHART / "examples/several-hosts.yaml", "--set", flags)
+    key = tmp_path / "run/secrets/paged-cluster/key"
+    key.parent.mkdir(parents=True)
+    key.write_text("a secret of the hosts of this test")
+    key.chmod(0o440)
+    with bind("127.0.0.1", 0, "port") as free:
+        port = free.getsockname()[1]
+    group = {
+        "LWS_LEADER_ADDRESS": "localhost",
+        "LWS_GROUP_SIZE": "2",
+        "MASTER_PORT": str(port),
+        "HF_TOKEN": "",
+    }
+    program, *arguments = container(manifests, "worker")["args"]
+    assert program == "paged-backend"
+    arguments = [each.replace("/run/secrets", f"{tmp_path}/run/secrets") for each in arguments]
+    command = [sys.executable, "-m", "paged_backend.cli", *arguments]
+    with (
+        running(command, group | {"LWS_WORKER_INDEX": "1"}, tmp_path / "log-of-the-worker"),
+        ReservedEndpoints("127.0.0.1", http_port=0, grpc_port=0, metrics_port=0) as reserved,
+        server(manifests, reserved.endpoints, tmp_path, group | {"LWS_WORKER_INDEX": "0"}),
+        gateway(manifests, reserved.endpoints, tmp_path) as door,
+    ):
+        status, text = get(door, "/v1/chat/completions", CHAT, key="key-of-the-test")
+        assert status == 200 and "Return the number of items in a container." in text
+    assert "node 1 loads" in (tmp_path / "log-of-the-worker").read_text()

@@ -10,16 +10,19 @@ from paged_backend.checkpoint.tensors import Role, Tensors, TensorSpec, linear_t
 
 
 def decoder_tensors(shape: ModelShape) -> Tensors:
-    """Return the tensors of a decoder."""
-    table = (shape.vocab_size, shape.hidden_size)
-    tensors = {"model.embed_tokens.weight": TensorSpec(table, Role.EMBEDDING, shard=0)}
-    reads_output_layer = shape.has_output_layer or shape.scores_by_tokens
+    """Return the tensors of a decoder, or of a stage of it."""
+    table, stage = (shape.vocab_size, shape.hidden_size), shape.own_stage
+    tensors: Tensors = {}
+    reads_output_layer = stage.is_last and (shape.has_output_layer or shape.scores_by_tokens)
+    if stage.is_first or (reads_output_layer and shape.tied_embeddings):
+        tensors["model.embed_tokens.weight"] = TensorSpec(table, Role.EMBEDDING, shard=0)
     if reads_output_layer and not shape.tied_embeddings:
         tensors["lm_head.weight"] = TensorSpec(table, Role.HEAD, shard=0)
-    if shape.has_classifier:
+    if stage.is_last and shape.has_classifier:
         tensors["score.weight"] = TensorSpec((1, shape.hidden_size), Role.HEAD)
-    tensors["model.norm.weight"] = _norm(shape, shape.hidden_size)
-    for index in range(shape.num_layers):
+    if stage.is_last:
+        tensors["model.norm.weight"] = _norm(shape, shape.hidden_size)
+    for index in stage.layers:
         for name, spec in _layer_tensors(shape, index):
             tensors[f"model.layers.{index}.{name}"] = spec
     return tensors

@@ -7,6 +7,7 @@ from enum import Enum
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.moe import MoeShape
+from paged_backend.checkpoint.stages import Stage
 
 Windows = tuple[int | None, ...]
 """For each layer the number of positions a token sees, its own included; None for all."""
@@ -150,6 +151,12 @@ class ModelShape:
     variant: Variant
     has_classifier: bool = False  # the checkpoint has a head that scores
     scores_by_tokens: bool = False  # a head that scores is made of rows of the output layer
+    stage: Stage | None = None  # the part of the model that a rank computes; None for all of it
+
+    @property
+    def own_stage(self) -> Stage:
+        """The part of the model that a rank computes; a single stage if it is the whole model."""
+        return self.stage or Stage(range(self.num_layers), self.num_layers)
 
     @property
     def windows(self) -> Windows:

@@ -13,6 +13,7 @@ from paged_backend.checkpoint.gguf.source import GgufTensors
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.safetensors_files import SafetensorsFiles
 from paged_backend.checkpoint.shares import Share, Shares
+from paged_backend.checkpoint.stages import Stage
 from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTensor
 from paged_backend.checkpoint.tensor_names import is_ignored, targets, usual_name
 from paged_backend.checkpoint.tensor_source import SourceTensor, TensorSource
@@ -26,7 +27,10 @@ _FILLS = {Role.NORM: 1.0, Role.OFFSET_NORM: 0.0}
 
 
 def load_weights(
-    checkpoint: Path, parameters: Mapping[str, Parameter], shares: Shares | None = None
+    checkpoint: Path,
+    parameters: Mapping[str, Parameter],
+    shares: Shares | None = None,
+    stage: Stage | None = None,
 ) -> None:
     """Fill every parameter from the checkpoint's tensor of that name, with a progress bar.
 
@@ -35,6 +39,7 @@ def load_weights(
         parameters: the memory that a tensor belongs in, by the tensor's name. It has the shape of
             the tensor, or of its share; the dtype may differ. Optional ones may be missing.
         shares: what this rank has of the tensors that are divided; None for a model without ranks.
+        stage: the part of the model that this rank has; None for all of it.
 
     Raises:
         ConfigError: a file or tensor is missing, damaged, unknown, or of the wrong shape.
@@ -49,8 +54,8 @@ def load_weights(
         for entry in source:
             bar.update(entry.num_bytes)
             names = targets(entry.name, parameters)
-            is_needed = not is_ignored(entry.name) and not _is_elsewhere(entry.name, shares)
-            if not names and is_needed:
+            is_elsewhere = _is_elsewhere(entry.name, shares, stage)
+            if not names and not is_ignored(entry.name) and not is_elsewhere:
                 raise ConfigError(f"{entry.origin} has no place in this architecture")
             for name in names:
                 _fill(parameters[name], _shared(entry, parameters[name], (shares or {}).get(name)))
@@ -97,8 +102,10 @@ def _open(checkpoint: Path) -> TensorSource:
     return GgufTensors(checkpoint) if is_gguf(checkpoint) else SafetensorsFiles(checkpoint)
 
 
-def _is_elsewhere(name: str, shares: Shares | None) -> bool:
+def _is_elsewhere(name: str, shares: Shares | None, stage: Stage | None) -> bool:
     """Return whether a tensor belongs to a layer that this rank does not have."""
+    if stage is not None and not stage.has(name):
+        return True
     share = (shares or {}).get(f"{usual_name(name).rpartition('.')[0]}.weight")
     return share is not None and share.is_elsewhere
 

@@ -21,6 +21,7 @@ from paged_backend.cli import (
     quantize,
     serve,
     top,
+    worker,
 )
 from paged_backend.values.errors import PagedError
 
@@ -30,7 +31,19 @@ Serve large language models on NVIDIA Triton Inference Server, and ask, watch an
   paged-backend serve /models/Llama-3.1-8B    serve a checkpoint over gRPC and HTTP
   paged-backend gateway --port 9000           OpenAI's and Anthropic's APIs in front of it
 """
-COMMANDS = (serve, gateway, dynamo, generate, demo, bench, top, plan, quantize, install_backend)
+COMMANDS = (
+    serve,
+    worker,
+    gateway,
+    dynamo,
+    generate,
+    demo,
+    bench,
+    top,
+    plan,
+    quantize,
+    install_backend,
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from paged_backend.values.options.generation import GenerationOptions, resolved_
 from paged_backend.values.options.lifetime import LifetimeOptions
 from paged_backend.values.options.limits import LimitOptions
 from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.options.nodes import NodeOptions
 from paged_backend.values.options.parallel import ParallelOptions
 from paged_backend.values.options.reporting import ReportingOptions
 from paged_backend.values.options.responses import ResponseOptions
@@ -36,6 +37,7 @@ _CONCERNS: dict[str, type[DataclassInstance]] = {
     "KV cache": CacheOptions,
     "CPUs": CpuOptions,
     "ranks": ParallelOptions,
+    "several hosts": NodeOptions,
     "chat templates": ChatTemplateOptions,
     "sampling defaults": GenerationOptions,
     "answers": ResponseOptions,
@@ -44,6 +46,7 @@ _CONCERNS: dict[str, type[DataclassInstance]] = {
     "logs and metrics": ReportingOptions,
 }
 
+_KEY_FILES = ("prefix_cache_key_file", "cluster_key_file")
 _FLAGS_OF_COMMANDS = {"served_model_name"}
 
 Subparsers = Any
@@ -92,9 +95,9 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         for name, value in vars(args).items()
         if name.startswith(_OTHER)
     }
-    for name in ("model", "tokenizer", "download_dir", "prefix_cache_key_file"):
+    for name in ("model", "tokenizer", "download_dir", *_KEY_FILES):
         # A cache folder and a key may be made later.
-        is_new = name in ("download_dir", "prefix_cache_key_file")
+        is_new = name in ("download_dir", *_KEY_FILES)
         if values[name] is not None and (is_new or Path(values[name]).exists()):
             values[name] = str(Path(values[name]).expanduser().resolve())
     values["generation_config"] = resolved_source(values["generation_config"], Path.cwd())

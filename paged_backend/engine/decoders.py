@@ -10,10 +10,15 @@ import torch
 
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.shape import Windows
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
-from paged_backend.engine.loaded_model import LoadedModel, check_whole_prompts_fit
+from paged_backend.engine.loaded_model import (
+    LoadedModel,
+    check_whole_prompts_fit,
+    refuse_stages,
+)
 from paged_backend.models.base import Model
-from paged_backend.models.division import Group
+from paged_backend.models.division import ONE_RANK, Ranks
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
 from paged_backend.models.loader import decoder_max_model_len, load_model
 from paged_backend.models.positions import check_positions
@@ -22,7 +27,7 @@ from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
-from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.kv_cache_groups import KVCacheLayout, group_layers_of_stage
 from paged_backend.values.options.model import AUTO, GENERATE
 from paged_backend.values.options.scheduling import StepLimits
 from paged_backend.values.pooling_params import Pooling, PoolingType
@@ -52,7 +57,7 @@ class StoredDecoder:
         platform: Platform,
         limits: StepLimits,
         pooling: Pooling | None,
-        group: Group | None = None,
+        ranks: Ranks = ONE_RANK,
     ) -> LoadedModel:
         """Load the weights, size the KV pool and make the model runner."""
         options, config = self.options, self.config
@@ -61,13 +66,15 @@ class StoredDecoder:
         pool_bytes = options.kv_cache_memory_bytes or platform.default_kv_cache_bytes
         if pool_bytes is not None:
             check_positions(config, max_model_len, pool_bytes)
+        if self.is_reranker:
+            refuse_stages(ranks, "for a model that scores pairs of texts")
         has_output_layer = config.has_output_layer and pooling is None
         config = replace(config, has_output_layer=has_output_layer)
         by_expert = options.enable_expert_parallel
         model = load_model(
-            options, config, quantization, self.folder, platform, group, by_expert=by_expert
+            options, config, quantization, self.folder, platform, ranks, by_expert=by_expert
         )
-        return _with_kv_pool(model, platform, limits, options, quantization, group)
+        return _with_kv_pool(model, platform, limits, options, quantization, ranks, config.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +106,22 @@ class StoredFallback:
         platform: Platform,
         limits: StepLimits,
         pooling: Pooling | None,
-        group: Group | None = None,
+        ranks: Ranks = ONE_RANK,
     ) -> LoadedModel:
         """Load the weights, size the KV pool and make the model runner."""
         from paged_backend.models.transformers_model import load_transformers_model
 
-        if group is not None and self.options.enable_expert_parallel:
+        refuse_stages(ranks, "for a model that transformers computes")
+        if ranks.tensor is not None and self.options.enable_expert_parallel:
             raise option_error(
                 "enable_expert_parallel",
                 "can only be false for a model that transformers computes; got true",
             )
-        model = load_transformers_model(self.options, self.config, self.folder, platform, group)
+        model = load_transformers_model(
+            self.options, self.config, self.folder, platform, ranks.tensor
+        )
         options = replace(self.options, enforce_eager=True)  # not all of its code can be captured
-        return _with_kv_pool(model, platform, limits, options, group=group)
+        return _with_kv_pool(model, platform, limits, options, ranks=ranks)
 
 
 def _with_kv_pool(
@@ -120,7 +130,8 @@ def _with_kv_pool(
     limits: StepLimits,
     options: EngineConfig,
     quantization: Quantization | None = None,
-    group: Group | None = None,
+    ranks: Ranks = ONE_RANK,
+    windows: Windows = (),
 ) -> LoadedModel:
     """Size the KV pool of a model with weights, and make its model runner.
 
@@ -130,7 +141,8 @@ def _with_kv_pool(
         limits: limits of a step.
         options: the engine's options.
         quantization: how the checkpoint is quantized; None if it is not.
-        group: the ranks, which get equal pools; None for one rank.
+        ranks: the ranks, which get equal numbers of blocks.
+        windows: the windows of all layers, also of other stages; not needed with one stage.
     """
     loaded_s, max_model_len = time.monotonic(), model.max_model_len
     if not options.enable_chunked_prefill:
@@ -138,17 +150,23 @@ def _with_kv_pool(
     kv_dtype = options.kv_cache_dtype
     if kv_dtype == "auto" and quantization is not None:
         kv_dtype = quantization.kv_cache_dtype
-    kv_format = kv_cache_format(kv_dtype, model.attention_layers, platform.kv_dtypes)
-    spec = KVCacheSpec.of(model.attention_layers, options.block_size, kv_format, max_model_len)
+    layers = model.attention_layers
+    kv_format = kv_cache_format(kv_dtype, layers, platform.kv_dtypes)
+    groups = None
+    if ranks.pipeline is not None:
+        numbers = range(layers[0].index, layers[-1].index + 1)
+        groups = group_layers_of_stage(windows, max_model_len, numbers)
+    spec = KVCacheSpec.of(layers, options.block_size, kv_format, max_model_len, groups)
     layout = KVCacheLayout(
         options.block_size,
         limits.max_num_batched_tokens,
         tuple(group.window for group in spec.groups),
     )
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
-    if group is not None:
-        budget = int(group.gather(torch.tensor(budget, device=platform.device)).min())
-    num_blocks = _num_blocks(spec, layout, budget, max_model_len)
+    room = torch.tensor([budget, spec.bytes_per_block], device=platform.device)
+    rooms: list[list[int]] = ranks.gather(room).tolist()
+    budget, block_bytes = min(rooms, key=lambda room: room[0] // room[1])
+    num_blocks = _num_blocks(layout, budget, block_bytes, max_model_len)
     return LoadedModel(
         model=model,
         max_model_len=max_model_len,
@@ -163,14 +181,15 @@ def _with_kv_pool(
     )
 
 
-def _num_blocks(spec: KVCacheSpec, layout: KVCacheLayout, budget: int, max_model_len: int) -> int:
-    num_blocks = spec.num_blocks(budget)
+def _num_blocks(layout: KVCacheLayout, budget: int, block_bytes: int, max_model_len: int) -> int:
+    """Return the number of blocks of `block_bytes` bytes that a rank has room for."""
+    num_blocks = budget // block_bytes
     needed = layout.max_blocks(0, max_model_len) + 1  # one is the null block
     if num_blocks < needed:
         others = " or max_num_batched_tokens" if any(layout.sliding) else ""
         raise ConfigError(
             f"option kv_cache_memory_bytes: {budget} bytes hold {num_blocks} blocks, but one "
             f"request of max_model_len ({max_model_len}) needs {needed}; give "
-            f"{needed * spec.bytes_per_block} bytes or more, or lower max_model_len{others}"
+            f"{needed * block_bytes} bytes or more, or lower max_model_len{others}"
         )
     return num_blocks

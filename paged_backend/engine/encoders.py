@@ -8,8 +8,13 @@ from pathlib import Path
 
 from paged_backend.checkpoint.encoder_config import EncoderConfig
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
-from paged_backend.engine.loaded_model import LoadedModel, check_whole_prompts_fit, refuse_group
-from paged_backend.models.division import Group
+from paged_backend.engine.loaded_model import (
+    LoadedModel,
+    check_whole_prompts_fit,
+    refuse_stages,
+    refuse_tensor_ranks,
+)
+from paged_backend.models.division import ONE_RANK, Ranks
 from paged_backend.platforms.base import Platform
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
@@ -44,12 +49,13 @@ class StoredEncoder:
         platform: Platform,
         limits: StepLimits,
         pooling: Pooling | None,
-        group: Group | None = None,
+        ranks: Ranks = ONE_RANK,
     ) -> LoadedModel:
         """Load the weights, give steps room for the longest prompt, and make the model runner."""
         from paged_backend.models.transformers_encoder import load_encoder
 
-        refuse_group(group, "for an encoder")
+        refuse_tensor_ranks(ranks, "for an encoder")
+        refuse_stages(ranks, "for an encoder")
         model = load_encoder(self.options, self.config, self.folder, platform)
         loaded_s = time.monotonic()
         self._check_options()

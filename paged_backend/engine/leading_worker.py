@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import msgspec
 import zmq
 
+from paged_backend.checkpoint.fingerprint import fingerprint
 from paged_backend.core.scheduler_output import (
     LaunchedStep,
     ModelRunnerOutput,
@@ -20,16 +19,19 @@ from paged_backend.core.scheduler_output import (
     SchedulerOutput,
     TokenMasks,
 )
-from paged_backend.engine.rank_process import address
-from paged_backend.engine.rank_processes import RankProcesses
+from paged_backend.engine.local_ranks import FOLDERS, LocalRanks
+from paged_backend.engine.node_sockets import resolve
+from paged_backend.engine.other_ranks import OtherRanks, Ranks
+from paged_backend.engine.remote_ranks import RemoteRanks
 from paged_backend.engine.worker import Worker
-from paged_backend.executor.messages import LoadModel, decode_model_loaded, digest, encode
-from paged_backend.platforms.select import open_group
+from paged_backend.executor.messages import LoadModel, digest, encode
+from paged_backend.models.division import Place
+from paged_backend.platforms.select import is_gpu, open_ranks, resolve_device
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError, EngineDead, PagedError
+from paged_backend.values.errors import ConfigError, option_error
+from paged_backend.values.nodes import Nodes, read_key
 
-_FOLDERS = "/tmp"  # the path of a socket must be short
-_NOTICE_S = 1.0  # how long it may take to notice that a process has ended
+_LOOPBACK = "127.0.0.1"
 
 
 class LeadingWorker(Worker):
@@ -37,19 +39,46 @@ class LeadingWorker(Worker):
 
     All ranks sample the same tokens, and the engine gets those of this rank. With each step, the
     other ranks send a digest of what they have computed, which must equal this rank's.
+
+    Args:
+        config: the engine's options.
+        nodes: the hosts of the ranks; this one is node 0.
+        folder: the checkpoint.
+        tokenizer: see :class:`~paged_backend.engine.worker.Worker`.
     """
 
-    def __init__(self, config: EngineConfig, folder: Path, tokenizer: Path | None) -> None:
-        size, timeout_s = config.tensor_parallel_size, config.distributed_timeout_seconds
+    def __init__(
+        self, config: EngineConfig, nodes: Nodes, folder: Path, tokenizer: Path | None
+    ) -> None:
+        if nodes.rank != 0:
+            raise option_error(
+                "node_rank",
+                f"must be 0 for the server, got {nodes.rank}: the other nodes run "
+                "paged-backend worker",
+            )
+        if config.distributed_executor_backend == "ray":
+            nodes = _in_cluster_of_ray(config, nodes)
+        timeout_s = config.distributed_timeout_seconds
+        ranks_per_node = nodes.ranks_of_node(config.num_ranks)
+        host = _LOOPBACK if nodes.number == 1 else resolve(nodes, timeout_s)
+        message = LoadModel(
+            asdict(config),
+            str(folder),
+            None if tokenizer is None else str(tokenizer),
+            fingerprint(folder),
+            ranks_per_node,
+            host,
+        )
+        place = Place(rank=0, ranks_per_node=ranks_per_node, host=host)
         # Only this user can enter the folder, which is not needed once all ranks are connected.
-        with tempfile.TemporaryDirectory(prefix="pb-ranks-", dir=_FOLDERS) as name:
-            store = Path(name) / "store"
-            self._others = others = OtherRanks(Path(name), size, timeout_s)
+        with tempfile.TemporaryDirectory(prefix="pb-ranks-", dir=FOLDERS) as name:
+            self._others = others = _start(config, nodes, host, ranks_per_node, Path(name))
             try:
-                others.load(_load_message(config, folder, tokenizer, store))
+                others.load(encode(message))
                 with others.reasons():
-                    group = open_group(config.device, store, 0, size, timeout_s)
-                    super().__init__(config, folder, tokenizer, group)
+                    ranks = open_ranks(config, others, place)
+                    others.wait_until_connected()
+                    super().__init__(config, folder, tokenizer, ranks)
                 others.wait_until_loaded()
             except BaseException:
                 others.close()
@@ -72,109 +101,47 @@ class LeadingWorker(Worker):
             return _LeadingStep(self._others, message, super().launch(output))
 
 
-def _load_message(
-    config: EngineConfig, folder: Path, tokenizer: Path | None, store: Path
-) -> LoadModel:
-    tokenizer_path = None if tokenizer is None else str(tokenizer)
-    return LoadModel(asdict(config), str(folder), tokenizer_path, str(store))
+def _in_cluster_of_ray(config: EngineConfig, nodes: Nodes) -> Nodes:
+    """Return the nodes with the address of this host in its cluster of Ray.
 
-
-class OtherRanks:
-    """The processes of all ranks but the first one, and the connections to them.
-
-    Args:
-        folder: a private folder for sockets.
-        size: number of all ranks.
-        timeout_s: how long they may take to answer.
+    Raises:
+        ConfigError: Ray is not installed, this host is in no cluster, or there is only one node.
     """
+    if nodes.number == 1:
+        raise option_error("distributed_executor_backend", "can be ray only with 2 nnodes or more")
+    try:
+        from paged_backend.engine.ray_ranks import join_cluster
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error}: pip install 'paged-backend[ray]'") from None
+    address = join_cluster()
+    return nodes if config.master_addr is not None else replace(nodes, address=address)
 
-    def __init__(self, folder: Path, size: int, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets = {rank: self._context.socket(zmq.PAIR) for rank in range(1, size)}
-        for rank, socket in self._sockets.items():
-            socket.set_hwm(0)
-            socket.bind(address(folder, rank))
-        self._processes = RankProcesses(folder, list(self._sockets))
 
-    def load(self, message: LoadModel) -> None:
-        """Wait until all processes have started, and tell them what to load."""
-        for rank in self._sockets:
-            self._receive(rank)
-        self.send(encode(message))
+def _start(
+    config: EngineConfig, nodes: Nodes, host: str, ranks_per_node: int, folder: Path
+) -> OtherRanks:
+    """Start the other ranks of this node, and listen for the other nodes.
 
-    def wait_until_loaded(self) -> None:
-        """Wait until all ranks have loaded their share of the model.
+    Raises:
+        ConfigError: this host cannot listen for other nodes, or there is no secret.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    parts: list[Ranks] = []
+    try:
+        if config.distributed_executor_backend == "ray":
+            from paged_backend.engine.ray_ranks import RayRanks
 
-        Raises:
-            ConfigError: a rank cannot.
-            EngineDead: a rank has ended, or does not answer.
-        """
-        for rank in self._sockets:
-            problem = decode_model_loaded(self._receive(rank)).problem
-            if problem is not None:
-                raise ConfigError(problem)
-
-    def send(self, message: bytes) -> None:
-        """Send a message to each rank."""
-        for socket in self._sockets.values():
-            socket.send(message)
-
-    def compare(self, expected: bytes) -> None:
-        """Compare the digest of the oldest step that was not compared yet.
-
-        Raises:
-            EngineDead: a rank has computed something else, has ended, or does not answer.
-        """
-        for rank in self._sockets:
-            if self._receive(rank) != expected:
-                raise EngineDead(f"rank {rank} has computed another result than rank 0")
-
-    def check(self) -> None:
-        """Raise EngineDead if a rank has ended."""
-        if self._processes.problem is not None:
-            raise EngineDead(self._processes.problem)
-
-    @contextmanager
-    def reasons(self) -> Iterator[None]:
-        """Raise the reason in place of the error of a connection that a rank's end has closed."""
-        try:
-            yield
-        except PagedError:
-            raise
-        except RuntimeError as error:
-            if self._processes.wait_for_end(_NOTICE_S):
-                raise self._reason() from error
-            if "Timed out" in str(error):
-                limit = f"waits for the other ranks for more than {self._timeout_s:g} s"
-                raise EngineDead(f"rank 0 {limit} (distributed_timeout_seconds)") from error
-            raise
-
-    def close(self) -> None:
-        """End all ranks."""
-        self._processes.close()
-        self._context.destroy(linger=0)
-
-    def _reason(self) -> PagedError:
-        """Return why the first rank has ended, as it may have said before."""
-        for socket in self._sockets.values():
-            if socket.poll(0):
-                with contextlib.suppress(msgspec.DecodeError):  # it is the digest of a step
-                    problem = decode_model_loaded(socket.recv()).problem
-                    if problem is not None:
-                        return ConfigError(problem)
-        return EngineDead(self._processes.problem or "")
-
-    def _receive(self, rank: int) -> bytes:
-        socket, ended = self._sockets[rank], self._processes.ended
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(ended, zmq.POLLIN)
-        ready = dict(poller.poll(int(self._timeout_s * 1000)))
-        if socket in ready:
-            return socket.recv()
-        self.check()
-        raise EngineDead(f"rank {rank} has not answered for {self._timeout_s:g} s")
+            uses_gpus = is_gpu(resolve_device(config.device))
+            parts.append(RayRanks(context, nodes, ranks_per_node, uses_gpus=uses_gpus))
+        elif nodes.number > 1:
+            key = read_key(config, os.environ)
+            parts.append(RemoteRanks(context, nodes, host, key, ranks_per_node))
+        if ranks_per_node > 1:
+            parts.append(LocalRanks(context, folder, range(1, ranks_per_node)))
+    except BaseException:
+        context.destroy(linger=0)
+        raise
+    return OtherRanks(context, parts, config.distributed_timeout_seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 from paged_backend.checkpoint.encoder_config import EncoderConfig
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.model_config import ModelConfig
-from paged_backend.models.division import Group
+from paged_backend.models.division import ONE_RANK, Group, Ranks
 from paged_backend.platforms.base import ModelRunner, Platform
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import KVCacheLayout
@@ -71,7 +71,7 @@ class StoredModel(Protocol):
         platform: Platform,
         limits: StepLimits,
         pooling: Pooling | None,
-        group: Group | None = None,
+        ranks: Ranks = ONE_RANK,
     ) -> LoadedModel:
         """Load the weights, size the KV pool and make the model runner.
 
@@ -79,7 +79,7 @@ class StoredModel(Protocol):
             platform: where it computes.
             limits: limits of a step, from the options and the platform.
             pooling: the result of `pooling`.
-            group: the ranks that compute the model together; None for one rank.
+            ranks: the ranks that compute the model together.
 
         Raises:
             ConfigError: the checkpoint cannot be loaded, the pool cannot hold one longest request,
@@ -88,14 +88,27 @@ class StoredModel(Protocol):
         ...
 
 
-def refuse_group(group: Group | None, reason: str) -> None:
-    """Check that a model is computed by one rank.
+def refuse_tensor_ranks(ranks: Ranks, reason: str) -> None:
+    """Check that each layer of a model is computed by one rank.
 
     Raises:
         ConfigError: it is not; ``reason`` says why it must.
     """
+    _refuse("tensor_parallel_size", ranks.tensor, reason)
+
+
+def refuse_stages(ranks: Ranks, reason: str) -> None:
+    """Check that a model has a single stage.
+
+    Raises:
+        ConfigError: it has several; ``reason`` says why it must not.
+    """
+    _refuse("pipeline_parallel_size", ranks.pipeline, reason)
+
+
+def _refuse(option: str, group: Group | None, reason: str) -> None:
     if group is not None:
-        raise option_error("tensor_parallel_size", f"can only be 1 {reason}; got {group.size}")
+        raise option_error(option, f"can only be 1 {reason}; got {group.size}")
 
 
 def check_whole_prompts_fit(limits: StepLimits, max_model_len: int, reason: str) -> None:

@@ -40,7 +40,7 @@ class Machine:
         Raises:
             ConfigError: there are too few GPUs.
         """
-        size = config.devices_per_engine
+        size = config.num_ranks
         if config.data_parallel_size * size > self.num_gpus:
             each = "" if size == 1 else f" for engines of {size} GPUs"
             raise option_error(
@@ -61,7 +61,7 @@ class Machine:
         """
         size, cores = config.data_parallel_size, sorted(config.cores)
         num_threads = config.cpu_threads or len(cores) or self.num_threads
-        available = min(num_threads, len(cores) or num_threads) // config.devices_per_engine
+        available = min(num_threads, len(cores) or num_threads) // config.num_ranks
         if size > available:
             raise option_error(
                 OPTION, f"must be at most {available} with these cores and threads; got {size}"

@@ -11,7 +11,7 @@ from paged_backend.core.worker_state import WorkerState
 from paged_backend.engine.read_model import read_model
 from paged_backend.executor.base import WorkerInfo
 from paged_backend.models.contents import held_bytes, weight_forms
-from paged_backend.models.division import Group
+from paged_backend.models.division import ONE_RANK, Ranks
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.select import select_platform
 from paged_backend.values.config import EngineConfig
@@ -30,7 +30,7 @@ class Worker:
         folder: the checkpoint.
         tokenizer: folder or GGUF file of the tokenizer; its end token ends a generation, as do the
             tokens that the checkpoint's configurations name. None for no more tokens than these.
-        group: the ranks that compute the model together, each of which has a worker; None for one.
+        ranks: the ranks that compute the model together, each of which has a worker.
 
     Raises:
         ConfigError: the checkpoint cannot be loaded, the pool cannot hold one longest request, or
@@ -42,19 +42,19 @@ class Worker:
         config: EngineConfig,
         folder: Path,
         tokenizer: Path | None = None,
-        group: Group | None = None,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         started_s = time.monotonic()
         stored = read_model(config, folder, tokenizer)
-        platform = select_platform(config.device, config.dtype, stored.config.dtype, config, group)
+        platform = select_platform(config.device, config.dtype, stored.config.dtype, config, ranks)
         limits = config.step_limits(platform.default_limits)
         _check_device_has(config, limits, platform)
         platform_s = time.monotonic()
         pooling = stored.pooling()
         defaults = read_sampling_defaults(folder, config) if pooling is None else NO_DEFAULTS
-        loaded = stored.load(platform, limits, pooling, group)
+        loaded = stored.load(platform, limits, pooling, ranks)
         self.platform = platform
-        self.group = group
+        self.ranks = ranks
         self.model_runner = loaded.runner
         self._state = WorkerState(None if pooling is None else pooling.kind)
         self.info = WorkerInfo(
@@ -68,7 +68,7 @@ class Worker:
             quantization=loaded.quantization,
             weight_forms=weight_forms(loaded.model),
             weight_bytes=held_bytes(loaded.model),
-            num_ranks=1 if group is None else group.size,
+            num_ranks=ranks.size,
             kv_cache=loaded.kv_cache,
             kv_bytes_per_token=loaded.kv_bytes_per_token,
             attention_backend=loaded.runner.attention_backend,

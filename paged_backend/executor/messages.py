@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import json
 import zlib
+from dataclasses import fields
 from typing import Any
 
 import msgspec
 
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from paged_backend.values.config import EngineConfig
 
 encode = msgspec.msgpack.Encoder().encode
 decode_scheduler_output = msgspec.msgpack.Decoder(SchedulerOutput).decode
@@ -15,23 +20,68 @@ decode_masks = msgspec.msgpack.Decoder(TokenMasks | None).decode
 decode_model_runner_output = msgspec.msgpack.Decoder(ModelRunnerOutput).decode
 
 
-class LoadModel(msgspec.Struct, frozen=True):
-    """Tells a rank what to load; the first message that it gets."""
+class JoinGroup(msgspec.Struct, frozen=True):
+    """The first message of another node to node 0."""
+
+    version: str  # see own_version
+    node: int
+    num_nodes: int
+
+
+class LoadModel(msgspec.Struct, frozen=True, tag=True):
+    """Tells a rank, or the node that starts it, what to load; the first message that it gets."""
 
     options: dict[str, Any]  # the engine's
     folder: str  # the checkpoint
     tokenizer: str | None  # folder or file
-    store: str  # a file through which the ranks find each other
+    fingerprint: str  # the digest of the checkpoint; see checkpoint.fingerprint
+    ranks_per_node: int
+    host: str  # the address of the rank's node, for other ranks
 
 
-class ModelLoaded(msgspec.Struct, frozen=True):
+class JoinRefused(msgspec.Struct, frozen=True, tag=True):
+    """Tells another node why it cannot take part."""
+
+    problem: str
+
+
+class StoreValue(msgspec.Struct, frozen=True, tag=True):
+    """Something that a rank tells all others, so that they find each other."""
+
+    key: str
+    value: bytes
+
+
+class GroupOpened(msgspec.Struct, frozen=True, tag=True):
+    """Says that a rank is connected with the others; from rank 0, that all ranks are."""
+
+
+class ModelLoaded(msgspec.Struct, frozen=True, tag=True):
     """Says that a rank has loaded its share, or why it cannot."""
 
     problem: str | None
 
 
+FromLoadingRank = StoreValue | GroupOpened | ModelLoaded
+
+decode_join = msgspec.msgpack.Decoder(JoinGroup).decode
+decode_first = msgspec.msgpack.Decoder(LoadModel | JoinRefused).decode
 decode_load_model = msgspec.msgpack.Decoder(LoadModel).decode
-decode_model_loaded = msgspec.msgpack.Decoder(ModelLoaded).decode
+decode_from_loading_rank = msgspec.msgpack.Decoder(FromLoadingRank).decode
+decode_from_first_rank = msgspec.msgpack.Decoder(StoreValue | GroupOpened).decode
+
+
+def own_version() -> str:
+    """Return the version of this package, and a digest of its messages and options."""
+    try:
+        version = importlib.metadata.version("paged-backend")
+    except importlib.metadata.PackageNotFoundError:
+        version = "from its source"
+    types = [SchedulerOutput, TokenMasks, ModelRunnerOutput, LoadModel, FromLoadingRank]
+    schemas = msgspec.json.schema_components(types)
+    options = sorted(spec.name for spec in fields(EngineConfig))
+    text = json.dumps([schemas, options], sort_keys=True)
+    return f"{version} (messages {hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def digest(output: bytes, masks: bytes, result: ModelRunnerOutput) -> bytes:

@@ -68,24 +68,26 @@ class Decoder:
         self.config = config
         self.max_model_len = max_model_len
         self._functions = kernels.layers
-        vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        # None if tied: `_embed` then reads the output layer's weight.
+        vocab_size, hidden_size, stage = config.vocab_size, config.hidden_size, config.own_stage
+        has_output_layer = config.has_output_layer and stage.is_last
+        # None if tied: `embed` then reads the output layer's weight.
         self._embedding: EmbeddingMethod | None = None
-        is_tied = config.has_output_layer and config.tied_embeddings
-        if not is_tied:
+        is_tied = has_output_layer and config.tied_embeddings
+        if stage.is_first and not is_tied:
             self._embedding = kernels.embedding(vocab_size, hidden_size)
         # Rounded as transformers rounds it, because models are trained with the rounded number.
         scale = torch.tensor(config.variant.embedding_scale, dtype=kernels.dtype)
         self._embedding_scale = float(scale)
-        tables = {rope: rope.table(max_model_len, kernels.device) for rope in set(config.ropes)}
-        self._layers = [
-            DecoderLayer(config, index, _layer(index), tables[rope], kernels)
-            for index, rope in enumerate(config.ropes)
-        ]
+        ropes = {index: config.ropes[index] for index in stage.layers}
+        tables = {rope: rope.table(max_model_len, kernels.device) for rope in set(ropes.values())}
+        self._layers = {
+            index: DecoderLayer(config, index, _layer(index), tables[rope], kernels)
+            for index, rope in ropes.items()
+        }
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
-        self._norm = self._norm_weights.empty(hidden_size)
+        self._norm = self._norm_weights.empty(hidden_size) if stage.is_last else None
         self._lm_head: LinearMethod | None = None
-        if config.has_output_layer:
+        if has_output_layer:
             name = "model.embed_tokens" if is_tied else "lm_head"
             self._lm_head = kernels.linear(LinearSpec(hidden_size, {name: vocab_size}))
         self.head: Classifier | None = None
@@ -101,24 +103,26 @@ class Decoder:
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """The attention layers, in order."""
-        return [layer.attention.layer for layer in self._layers]
+        return [layer.attention.layer for layer in self._layers.values()]
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        parameters: dict[str, Parameter] = {"model.norm.weight": self._norm}
+        parameters: dict[str, Parameter] = {}
+        if self._norm is not None:
+            parameters["model.norm.weight"] = self._norm
         if self._lm_head is not None:
             parameters |= self._lm_head.parameters()
         if self._embedding is not None:
             parameters["model.embed_tokens.weight"] = self._embedding.table
         if self.head is not None:
             parameters |= self.head.parameters()
-        for index, layer in enumerate(self._layers):
+        for index, layer in self._layers.items():
             parameters |= prefixed(_layer(index), layer.parameters())
         return parameters
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
-        for layer in self._layers:
+        for layer in self._layers.values():
             layer.pack()
         self._norm_weights.pack()
         if self._lm_head is not None:
@@ -135,18 +139,27 @@ class Decoder:
         logits_indices: Tensor | None,
     ) -> Tensor:
         """Compute the last hidden states, see `Model.forward`."""
+        return self.run_layers(self.embed(input_ids), attention, meta, logits_indices)
+
+    @torch.inference_mode()
+    def run_layers(
+        self,
+        hidden: Tensor,
+        attention: AttentionBackend,
+        meta: AttentionMetadata,
+        logits_indices: Tensor | None,
+    ) -> Tensor:
+        """Run the layers from the first one's input on, see `models.stage_model.Divisible`."""
         names = self.config.variant.norms
-        last = len(self._layers) - 1
+        layers = list(self._layers.values())
         nexts: list[tuple[Tensor | None, LinearMethod | None]] = [
-            (layer.norm(names.attention_input), layer.attention.qkv_proj)
-            for layer in self._layers[1:]
+            (layer.norm(names.attention_input), layer.attention.qkv_proj) for layer in layers[1:]
         ]
         nexts.append((self._norm, None))
-        hidden = self._embed(input_ids)
-        x = self._normed(hidden, self._layers[0].norm(names.attention_input))
-        for index, (layer, next_input) in enumerate(zip(self._layers, nexts, strict=True)):
+        x = self._normed(hidden, layers[0].norm(names.attention_input))
+        for layer, next_input in zip(layers, nexts, strict=True):
             attended = layer.attention.attend(x, attention, meta)
-            if index == last and logits_indices is not None:  # only these rows matter
+            if layer is layers[-1] and logits_indices is not None:  # only these rows matter
                 attended, hidden = attended[logits_indices], hidden[logits_indices]
             output, mlp_input = layer.norm(names.attention_output), layer.norm(names.mlp_input)
             o_proj, reader = layer.attention.o_proj, layer.mlp.reader
@@ -170,8 +183,9 @@ class Decoder:
             raise TypeError("the model was loaded without its output layer")
         return self._lm_head
 
-    def _embed(self, input_ids: Tensor) -> Tensor:
-        """The tokens' embeddings [num_tokens, hidden_size]."""
+    @torch.inference_mode()
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Compute the tokens' embeddings [num_tokens, hidden_size]."""
         if self._embedding is None:
             hidden = self._output_layer.rows(input_ids)
         else:

@@ -119,8 +119,16 @@ class KVCacheSpec:
         block_size: int,
         stored: KVCacheFormat,
         max_model_len: int,
+        groups: tuple[KVCacheGroup, ...] | None = None,
     ) -> KVCacheSpec:
         """Return the spec of a model's attention layers.
+
+        Args:
+            layers: the layers.
+            block_size: tokens in a block.
+            stored: the format of keys and values.
+            max_model_len: maximum number of tokens of a sequence.
+            groups: the groups of the layers; None for those that suit these layers best.
 
         Raises:
             ConfigError: the layers differ in their KV heads; blocks have one size in all layers.
@@ -134,7 +142,8 @@ class KVCacheSpec:
                     f"layer {layer.index}, but {sizes[0]} of size {sizes[1]} in layer "
                     f"{first.index}; the KV heads of all layers must be alike"
                 )
-        groups = group_layers([layer.window for layer in layers], max_model_len)
+        if groups is None:
+            groups = group_layers([layer.window for layer in layers], max_model_len)
         return cls(groups, *sizes, block_size, stored.dtype, stored.scales)
 
     @property
@@ -167,10 +176,6 @@ class KVCacheSpec:
         if self.scales is KVScales.TOKEN_HEAD:
             head_bytes += _SCALE_BYTES
         return 2 * self.num_kv_heads * head_bytes
-
-    def num_blocks(self, budget_bytes: int) -> int:
-        """The number of whole blocks that fit into `budget_bytes`."""
-        return budget_bytes // self.bytes_per_block
 
 
 class KVCachePlace(NamedTuple):

@@ -13,6 +13,7 @@ from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shares import divide, shares_of
+from paged_backend.checkpoint.stages import stage_of
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.checkpoint.tied_embeddings import (
     as_output_layer,
@@ -21,7 +22,7 @@ from paged_backend.checkpoint.tied_embeddings import (
 )
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.models.base import LoadableModel, Model
-from paged_backend.models.division import Division, Group
+from paged_backend.models.division import ONE_RANK, Division, Group, Ranks
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.layers import (
     LINEAR_METHODS,
@@ -34,12 +35,13 @@ from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.models.quantized_experts import experts_quantized_online, quantized_experts
 from paged_backend.models.quantized_linear import QuantizedLinear, quantized_linear
 from paged_backend.models.rank_kernels import RankKernels
+from paged_backend.models.stage_model import Divisible, StageModel
 from paged_backend.models.stored_check import check_stored
 from paged_backend.quantization.formats import Quantization, WeightFormat
 from paged_backend.quantization.online import ONLINE_FORMATS
 from paged_backend.quantization.read import check_option
 from paged_backend.quantization.stored import usual_headers
-from paged_backend.values.errors import ConfigError
+from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.options.model import ModelOptions
 from paged_backend.values.validation import shorten
 
@@ -50,7 +52,7 @@ def load_model(
     quantization: Quantization | None,
     folder: Path,
     kernels: PlatformKernels,
-    group: Group | None = None,
+    ranks: Ranks = ONE_RANK,
     *,
     by_expert: bool = False,
 ) -> Model:
@@ -62,7 +64,7 @@ def load_model(
         quantization: how the checkpoint is quantized; None if it is not.
         folder: the checkpoint.
         kernels: the platform.
-        group: the ranks that compute the model together; None for one rank.
+        ranks: the ranks that compute the model together.
         by_expert: each rank has some of the experts, and not a part of each of them.
 
     Raises:
@@ -78,18 +80,21 @@ def load_model(
         check_stored(folder, model_config, quantization)
         renames = model_config.tied_embeddings and only_output_layer(usual_headers(folder))
     part, shares = model_config, None
-    if group is not None:
+    if (group := ranks.tensor) is not None:
         part = divide(model_config, group.size, by_expert=by_expert)
         shares = shares_of(model_config, part, group.rank, group.size, by_expert=by_expert)
         model_kernels = RankKernels(model_kernels, Division(group, shares, by_expert))
+    if (pipeline := ranks.pipeline) is not None:
+        part = replace(part, stage=stage_of(part.num_layers, pipeline.rank, pipeline.size))
     model = build_model(part, max_model_len, model_kernels)
     parameters: Mapping[str, Parameter] = model.parameters()
     if config.load_format == "dummy":
         random_weights(parameters, tensors_of(model_config), config.seed, shares)
     else:
-        load_weights(folder, as_output_layer(parameters) if renames else parameters, shares)
+        parameters = as_output_layer(parameters) if renames else parameters
+        load_weights(folder, parameters, shares, part.stage)
     model.pack()
-    return model
+    return model if pipeline is None else _stage_model(model, model_config, pipeline, kernels)
 
 
 def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels) -> LoadableModel:
@@ -99,6 +104,15 @@ def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels)
         model_config, max_model_len, kernels
     )
     return model
+
+
+def _stage_model(
+    part: LoadableModel, config: ModelConfig, pipeline: Group, kernels: Kernels
+) -> StageModel:
+    if not isinstance(part, Divisible):  # only `build_model` of a registered family makes others
+        problem = f"can only be 1 for {config.architecture}; got {pipeline.size}"
+        raise option_error("pipeline_parallel_size", problem)
+    return StageModel(part, config, pipeline, kernels.dtype, kernels.device)
 
 
 def _quantized_kernels(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
+from torch._C._distributed_c10d import PrefixStore
 
 from paged_backend.checkpoint.model_config import DTYPES
-from paged_backend.models.division import Group
+from paged_backend.models.division import ONE_RANK, Group, Place, Ranks, SharedValues
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cores import refuse_cores, use_cores
 from paged_backend.platforms.gpu.device import GpuDevice
+from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.options.cpu import HIGH, CpuOptions
 
@@ -21,26 +22,26 @@ def select_platform(
     dtype: str,
     checkpoint_dtype: torch.dtype,
     cpu: CpuOptions | None = None,
-    group: Group | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> Platform:
     """Return the fastest platform for the options `device`, `dtype` and the options of a CPU.
 
     If the device is a CPU and TRITON_INTERPRET=1, returns the GPU platform. Triton's interpreter
     then runs its kernels, slowly, for tests and for debugging.
 
-    With a group, rank i computes on GPU i, or with a share of the CPU's threads and cores.
+    With several ranks, rank i of a host computes on GPU i of the host, or with a share of the
+    threads and cores of its CPU.
 
     Raises:
         ConfigError: a GPU is asked for and there is none, or an option does not fit the device.
     """
     chosen = resolve_device(device)
-    rank, num_ranks = (0, 1) if group is None else (group.rank, group.size)
-    if is_gpu(chosen) and group is not None:
-        chosen = GpuDevice.numbered(rank)
+    if is_gpu(chosen) and ranks.size > 1:
+        chosen = GpuDevice.numbered(ranks.local_rank)
     if cpu is not None and is_gpu(chosen):
         refuse_cores(cpu)
     elif cpu is not None:
-        use_cores(cpu, rank, num_ranks)
+        use_cores(cpu, ranks.local_rank, ranks.num_local)
     number_type = resolve_dtype(dtype, checkpoint_dtype, chosen)
     interpreted = not is_gpu(chosen) and os.environ.get("TRITON_INTERPRET") == "1"
     splits_float32 = cpu is not None and cpu.float32_matmul_precision == HIGH
@@ -73,29 +74,54 @@ def _can_split(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and has_amx()
 
 
-def open_group(device: str, store: Path, rank: int, size: int, timeout_s: float) -> Group:
+def open_ranks(options: EngineConfig, values: SharedValues, place: Place) -> Ranks:
     """Connect the processes that compute a model together.
 
     Args:
-        device: the option.
-        store: a file that all ranks name, in a private folder.
-        rank: number of this rank, counted from 0.
-        size: number of all ranks.
-        timeout_s: how long a rank waits for the others.
+        options: the engine's options.
+        values: values by which the ranks find each other.
+        place: the place of this rank.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks.
+        ConfigError: this host has fewer GPUs than ranks.
     """
     from paged_backend.platforms.portable.group import TorchGroup
+    from paged_backend.platforms.portable.store import SharedStore, open_tcp_store
 
-    if not is_gpu(resolve_device(device)):
-        return TorchGroup.on_cpus(store, rank, size, timeout_s)
-    number = GpuDevice.count()
-    if number < size:
-        raise option_error(
-            "tensor_parallel_size", f"must be at most {number}, the number of GPUs; got {size}"
+    timeout_s = options.distributed_timeout_seconds
+    on_gpus = is_gpu(resolve_device(options.device))
+    if on_gpus:
+        _check_number_of_gpus(place)
+        store = open_tcp_store(values, place, timeout_s)
+    else:
+        store = SharedStore(values)
+
+    def group(name: str, number: int, rank: int, size: int) -> Group | None:
+        """Connect a group of ranks, by its name and number; None if it has one rank."""
+        if size == 1:
+            return None
+        own = PrefixStore(f"{name}-{number}", store)
+        if on_gpus:
+            return TorchGroup.on_gpus(own, rank, size, timeout_s)
+        return TorchGroup.on_cpus(own, rank, size, timeout_s, place.host)
+
+    tensor, pipeline = options.tensor_parallel_size, options.pipeline_parallel_size
+    stage, number = divmod(place.rank, tensor)
+    return Ranks(
+        tensor=group("tensor", stage, number, tensor),
+        pipeline=group("pipeline", number, stage, pipeline),
+        ranks_per_node=place.ranks_per_node,
+    )
+
+
+def _check_number_of_gpus(place: Place) -> None:
+    count, first = GpuDevice.count(), place.rank - place.rank % place.ranks_per_node
+    last = first + place.ranks_per_node - 1
+    if count < place.ranks_per_node:
+        raise ConfigError(
+            f"the host of ranks {first} to {last} has {count} GPUs, and each rank needs its own: "
+            "see tensor_parallel_size, pipeline_parallel_size and nnodes"
         )
-    return TorchGroup.on_gpus(store, rank, size, timeout_s)
 
 
 def count_gpus(device: str) -> int:

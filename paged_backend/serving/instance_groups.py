@@ -58,7 +58,7 @@ class InstanceGroups:
             return config
         if self.device_ids:
             raise ConfigError(f"parameter {GPU_DEVICE_IDS} cannot be used with KIND_GPU: use gpus")
-        if config.devices_per_engine > 1:
+        if config.num_ranks > 1:
             raise ConfigError(_ONE_GPU)
         if config.data_parallel_size > 1:
             raise option_error(

@@ -17,6 +17,7 @@ from paged_backend.values.options.generation import GenerationOptions
 from paged_backend.values.options.lifetime import LifetimeOptions
 from paged_backend.values.options.limits import LimitOptions
 from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.options.nodes import NodeOptions
 from paged_backend.values.options.parallel import ParallelOptions
 from paged_backend.values.options.reporting import ReportingOptions
 from paged_backend.values.options.responses import ResponseOptions
@@ -34,6 +35,7 @@ class EngineConfig(
     ChatTemplateOptions,
     SchedulingOptions,
     CacheOptions,
+    NodeOptions,
     ParallelOptions,
     CpuOptions,
     GenerationOptions,

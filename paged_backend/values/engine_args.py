@@ -32,6 +32,7 @@ _ALIASES: dict[str, dict[str, str]] = {
     "load_format": {"safetensors": "auto", "hf": "auto"},
     "scheduling_policy": {"fcfs": "priority"},  # equal while no request has a priority
     "task": {"embedding": "embed"},
+    "distributed_executor_backend": {"uni": "mp"},
     "pooling_type": {name.upper(): name for name in PoolingType},
 }
 
@@ -42,8 +43,8 @@ _RENAMED = {"max_queue_size": "max_waiting_requests", "runner": "task"}
 _ONLY: dict[str, tuple[object, ...]] = {
     # more than one device or machine
     **dict.fromkeys(("prefill_context_parallel_size", "decode_context_parallel_size"), (1,)),
-    **dict.fromkeys(("data_parallel_size_local", "nnodes"), (1, None)),
-    **dict.fromkeys(("data_parallel_rank", "data_parallel_start_rank", "node_rank"), (0, None)),
+    "data_parallel_size_local": (1, None),
+    **dict.fromkeys(("data_parallel_rank", "data_parallel_start_rank"), (0, None)),
     **dict.fromkeys(("data_parallel_hybrid_lb", "data_parallel_external_lb"), (False,)),
     **dict.fromkeys(("enable_elastic_ep", "enable_fault_tolerance"), (False,)),
     "device_ids": (None,),
@@ -94,9 +95,9 @@ _NO_MEANING = frozenset(
     enable_layerwise_nvtx_tracing profiler_config fail_on_environ_validation use_tqdm_on_load
     served_model_name
 
-    distributed_executor_backend worker_use_ray engine_use_ray ray_workers_use_nsight
+    worker_use_ray engine_use_ray ray_workers_use_nsight
     max_parallel_loading_workers disable_custom_all_reduce
-    cpu_distributed_timeout_seconds master_addr master_port data_parallel_address
+    cpu_distributed_timeout_seconds data_parallel_address
     data_parallel_rpc_port data_parallel_backend dcp_comm_backend dcp_kv_cache_interleave_size
     cp_kv_cache_interleave_size numa_bind numa_bind_nodes numa_bind_cpus
     disable_nccl_for_dp_synchronization disable_frontend_multiprocessing shutdown_timeout

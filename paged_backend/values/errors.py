@@ -73,6 +73,7 @@ class EngineDead(PagedError, RuntimeError):
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"engine_dead: {problem}")
+        self.problem = problem
 
 
 def as_exception(error: BaseException) -> Exception:

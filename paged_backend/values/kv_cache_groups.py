@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 MAX_GROUPS = 8
 """Number of groups that a model should not exceed: each one adds a block table to each sequence."""
@@ -47,6 +48,29 @@ def group_layers(windows: Sequence[int | None], max_model_len: int) -> tuple[KVC
         for window, layers in kinds.items()
         for start in range(0, len(layers), size)
     )
+
+
+def group_layers_of_stage(
+    windows: Sequence[int | None], max_model_len: int, layers: range
+) -> tuple[KVCacheGroup, ...]:
+    """Divide the layers of a stage of a model into the groups of the whole model.
+
+    A sequence has the same block tables in all stages, so that each stage has all groups. It
+    divides its layers of a kind evenly among the groups of this kind, some of which may be empty.
+
+    Args:
+        windows: the window of each layer of the whole model; see `group_layers`.
+        max_model_len: maximum number of tokens of a sequence.
+        layers: the numbers of the stage's layers.
+    """
+    found: list[KVCacheGroup] = []
+    for window, alike in groupby(group_layers(windows, max_model_len), lambda group: group.window):
+        groups = list(alike)
+        own = [layer for group in groups for layer in group.layers if layer in layers]
+        size = -(-len(own) // len(groups))
+        for number in range(len(groups)):
+            found.append(KVCacheGroup(window, tuple(own[number * size : (number + 1) * size])))
+    return tuple(found)
 
 
 def _group_size(num_layers: dict[int | None, int], max_model_len: int) -> int:

@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.kv_cache_manager import KVCacheManager
-from paged_backend.values.kv_cache_groups import MAX_GROUPS, KVCacheLayout, group_layers
+from paged_backend.values.kv_cache_groups import (
+    MAX_GROUPS,
+    KVCacheLayout,
+    group_layers,
+    group_layers_of_stage,
+)
 
 some_windows = st.lists(
     st.one_of(st.none(), st.integers(1, 14)), min_size=1, max_size=3, unique=True
@@ -49,6 +54,27 @@ def test_groups_hold_each_layer_once(windows, max_model_len):
             window = windows[layer]
             limit = None if window is None or window >= max_model_len else window
             assert limit == group.window
+
+
+@given(
+    st.lists(st.sampled_from([None, 8, 100]), min_size=1, max_size=40),
+    st.integers(1, 5),
+    st.integers(1, 200),
+)
+def test_all_stages_have_the_groups_of_the_model(windows, num_stages, max_model_len):
+    whole = group_layers(windows, max_model_len)
+    borders = [len(windows) * stage // num_stages for stage in range(num_stages + 1)]
+    found = [[] for _ in whole]
+    for layers in map(range, borders, borders[1:]):
+        groups = group_layers_of_stage(windows, max_model_len, layers)
+        assert [group.window for group in groups] == [group.window for group in whole]
+        for place, group in enumerate(groups):
+            assert set(group.layers) <= set(layers)
+            found[place] += group.layers
+        for window in {group.window for group in groups}:
+            sizes = [len(group.layers) for group in groups if group.window == window]
+            assert max(sizes) == -(-sum(sizes) // len(sizes))
+    assert sorted(layer for layers in found for layer in layers) == list(range(len(windows)))
 
 
 @settings(max_examples=100, deadline=None)

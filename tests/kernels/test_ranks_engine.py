@@ -10,9 +10,18 @@ from checkpoints import make_checkpoint
 from oracle import make_engine, run, tokens_of
 
 
-@pytest.mark.parametrize("family", ["llama3", "qwen3-moe"])
-@pytest.mark.parametrize("by_expert", [False, True])
-def test_tokens_are_those_of_one_rank(family: str, by_expert: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("llama3", {"tensor_parallel_size": 2}),
+        ("llama3", {"pipeline_parallel_size": 2}),
+        ("qwen3-moe", {"tensor_parallel_size": 2}),
+        ("qwen3-moe", {"tensor_parallel_size": 2, "enable_expert_parallel": True}),
+    ],
+)
+def test_tokens_are_those_of_one_rank(
+    family: str, layout: dict[str, object], tmp_path: Path
+) -> None:
     """Steps are launched ahead, and samples are drawn on the device of each rank."""
     num_gpus = torch.cuda.device_count()
     if num_gpus == 1:
@@ -22,10 +31,9 @@ def test_tokens_are_those_of_one_rank(family: str, by_expert: bool, tmp_path: Pa
     options = {
         "device": "cuda" if num_gpus else "cpu",
         "enforce_eager": True,
-        "enable_expert_parallel": by_expert,
         "max_num_seqs": 2,
         "max_num_batched_tokens": 32,
     }
-    one, two = (make_engine(tmp_path, tensor_parallel_size=number, **options) for number in (1, 2))
+    one, two = make_engine(tmp_path, **options), make_engine(tmp_path, **options, **layout)
     assert two.executor.info.step_limits.async_scheduling
     assert tokens_of(run(two, work)) == tokens_of(run(one, work))

@@ -125,7 +125,7 @@ def test_a_stage_on_each_host(
     assert gpu["capacity"]["memory"]["group"] == {"tensor": 4, "pipeline": 2, "gpus_per_node": 4}
     assert main(["plan", *argv, "--network-gb-s", "25"]) == 0
     shown = capsys.readouterr().out
-    assert "8 x l4" in shown and "2 x 4" in shown and "a plan only so far" in shown
+    assert "8 x l4" in shown and "2 x 4" in shown and "one after another" in shown
     assert "Between hosts, each GPU sends" not in shown  # eight fit in one host
     assert main(["plan", *argv, "--gpus-per-node", "4", "--network-gb-s", "25"]) == 0
     assert "Between hosts, each GPU sends 25 GB/s." in capsys.readouterr().out

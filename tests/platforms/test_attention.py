@@ -304,8 +304,7 @@ def test_a_group_with_an_unused_place() -> None:
     assert spec.bytes_per_token == 11 * token_of_layer
 
 
-def test_block_count_from_a_budget() -> None:
+def test_bytes_of_a_block() -> None:
     group = KVCacheGroup(None, tuple(range(8)))
     spec = KVCacheSpec((group,), 4, 64, 16, torch.float32)
     assert spec.bytes_per_block == 2 * 8 * 4 * 64 * 16 * 4
-    assert spec.num_blocks(10 * spec.bytes_per_block - 1) == 9

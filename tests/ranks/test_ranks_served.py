@@ -1,4 +1,4 @@
-"""A server of a model that two ranks compute: equal tokens, also when a rank ends or hangs."""
+"""A server of a model that several ranks compute: equal tokens, also when a rank ends or hangs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from servers import (
     wait_loaded,
 )
 
+from paged_backend.engine.rank_processes import MODULE as RANK_PROCESS
 from paged_backend.launch.server_process import RunningServer
 
 pytestmark = pytest.mark.server
@@ -42,11 +43,11 @@ def asks() -> list[Ask]:
     ]
 
 
-def rank_of(server: RunningServer) -> psutil.Process:
-    """The process of the second rank."""
-    found = [p for p in processes_of(server) if "rank_process" in " ".join(p.cmdline())]
-    (rank,) = found
-    return rank
+def ranks_of(server: RunningServer) -> list[psutil.Process]:
+    """The processes of all ranks, in the order of their numbers."""
+    commands = [(p.cmdline(), p) for p in processes_of(server)]
+    others = {int(line[-2]): p for line, p in commands if RANK_PROCESS in line}
+    return [engine_of(server), *(others[number] for number in sorted(others))]
 
 
 def tokens(calls: list[Call]) -> list[list[tuple[int, ...]]]:
@@ -67,13 +68,14 @@ FAULTS: dict[str, Fault] = {
     "is killed": lambda process: process.kill(),
     "is stopped": lambda process: process.send_signal(signal.SIGSTOP),
 }
-OPTIONS: dict[str, Any] = {"tensor_parallel_size": 2, "step_timeout_s": 3}
+TENSOR: dict[str, Any] = {"tensor_parallel_size": 2, "step_timeout_s": 3}
+STAGES: dict[str, Any] = TENSOR | {"pipeline_parallel_size": 2}
 
 
 def hurt(server: RunningServer, crowd: Crowd, what: str, fault: Fault, rank: int) -> None:
     """Do it to a rank under streams, and wait until all ranks have ended and run again."""
     wait_for(lambda: crowd.have_tokens(20), 60)
-    before, ranks = restarts(server), [engine_of(server), rank_of(server)]
+    before, ranks = restarts(server), ranks_of(server)
     fault(ranks[rank])
     moment = time.monotonic()
     for process in ranks:
@@ -87,7 +89,7 @@ def hurt(server: RunningServer, crowd: Crowd, what: str, fault: Fault, rank: int
 def test_a_rank_that_ends_or_hangs_costs_no_stream_a_token(tmp_path: Path) -> None:
     with serve_demo(tmp_path / "one") as server:
         expected = tokens(ask_all(server, asks()))
-    with serve_demo(tmp_path / "two", max_crashes_per_request=9, **OPTIONS) as server:
+    with serve_demo(tmp_path / "two", max_crashes_per_request=9, **TENSOR) as server:
         assert tokens(ask_all(server, asks())) == expected
         for what, rank in (("is killed", 0), ("is killed", 1), ("is stopped", 1)):
             with Crowd(server, asks()) as crowd:
@@ -95,26 +97,34 @@ def test_a_rank_that_ends_or_hangs_costs_no_stream_a_token(tmp_path: Path) -> No
             assert tokens(crowd.calls) == expected, (what, rank)
         with Crowd(server, asks()) as crowd:
             wait_for(lambda: crowd.have_tokens(20), 60)
-            pause(rank_of(server))
+            pause(ranks_of(server)[1])
         assert tokens(crowd.calls) == expected
         assert restarts(server) == 3, "a rank that is only late does not end"
         # While nobody asks, the end of a rank is noticed, too.
-        rank_of(server).kill()
+        ranks_of(server)[1].kill()
         wait_loaded(server, 4)
         assert tokens(ask_all(server, asks())) == expected
         no_blocks = "blocks are still in use"
         wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S, no_blocks)
+    with serve_demo(tmp_path / "stages", max_crashes_per_request=9, **STAGES) as server:
+        assert tokens(ask_all(server, asks())) == expected
+        with Crowd(server, asks()) as crowd:
+            hurt(server, crowd, "is killed", FAULTS["is killed"], 3)
+        assert tokens(crowd.calls) == expected
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_32_streams_survive_ten_faults_of_each_sort_and_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [TENSOR, STAGES], ids=["one stage", "two stages"])
+def test_32_streams_survive_ten_faults_of_each_sort_and_rank(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     number = int(os.environ.get("RANK_FAULTS", "10"))
     many = [greedy(index, 400) for index in range(32)]
-    with serve_demo(tmp_path, instances=2, max_crashes_per_request=50, **OPTIONS) as server:
+    with serve_demo(tmp_path, instances=2, max_crashes_per_request=50, **options) as server:
         expected = tokens(ask_all(server, many))
         for what, fault in FAULTS.items():
-            for rank in range(2):
+            for rank in range(len(ranks_of(server))):
                 for _ in range(number):
                     with Crowd(server, many, timeout_s=600) as crowd:
                         hurt(server, crowd, what, fault, rank)

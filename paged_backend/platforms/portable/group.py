@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-LOOPBACK = "127.0.0.1"
+from torch._C._distributed_c10d import Store
 
 _numbers = itertools.count()
 _groups: WeakValueDictionary[int, TorchGroup] = WeakValueDictionary()  # by number
@@ -24,6 +22,14 @@ _groups: WeakValueDictionary[int, TorchGroup] = WeakValueDictionary()  # by numb
 _library = torch.library.Library("paged_backend", "DEF")  # type: ignore[no-untyped-call]
 _library.define("gather(Tensor x, Tensor(a!) out, int group) -> ()")  # type: ignore[no-untyped-call]
 _library.define("sum(Tensor(a!) x, int group) -> ()")  # type: ignore[no-untyped-call]
+_library.define("send(Tensor x, int to, int group) -> ()")  # type: ignore[no-untyped-call]
+_library.define("receive(Tensor(a!) x, int source, int group) -> ()")  # type: ignore[no-untyped-call]
+# The tag keeps this operation out of the graphs of a CPU. Stages have different layers, so that one
+# might capture a step where another cannot, and they would expect different numbers of rows.
+_library.define(  # type: ignore[no-untyped-call]
+    "broadcast(Tensor(a!) x, int source, int group) -> ()",
+    tags=(torch.Tag.data_dependent_output,),
+)
 
 
 class TorchGroup:
@@ -64,29 +70,41 @@ class TorchGroup:
         torch.ops.paged_backend.gather(x.contiguous(), out, self._number)
         return out
 
+    def send(self, x: Tensor, to: int) -> None:
+        """Send a contiguous tensor to a rank that receives it."""
+        torch.ops.paged_backend.send(x, to, self._number)
+
+    def receive(self, x: Tensor, source: int) -> None:
+        """Fill a contiguous tensor with the one of its shape that a rank sends."""
+        torch.ops.paged_backend.receive(x, source, self._number)
+
+    def broadcast(self, x: Tensor, source: int) -> None:
+        """Fill `x`, contiguous and of one shape, with the tensor that the rank `source` has."""
+        if x.numel():
+            torch.ops.paged_backend.broadcast(x, source, self._number)
+
     @classmethod
-    def on_cpus(cls, store: Path, rank: int, size: int, timeout_s: float) -> TorchGroup:
-        """Connect processes of this machine over its loopback device.
+    def on_cpus(cls, store: Store, rank: int, size: int, timeout_s: float, host: str) -> TorchGroup:
+        """Connect processes over the network device that has the address of each one's host.
 
         Args:
-            store: a file that all ranks name, in a private folder.
+            store: values by which the ranks find each other.
             rank: number of this rank, counted from 0.
             size: number of all ranks.
             timeout_s: how long a call waits for the other ranks.
+            host: address of this rank's host.
         """
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # a stub lacks it
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = timedelta(seconds=timeout_s)
-        file = dist.FileStore(str(store), size)  # type: ignore[attr-defined]
-        return cls(dist.ProcessGroupGloo(file, rank, size, options), sums_in_order=True)
+        return cls(dist.ProcessGroupGloo(store, rank, size, options), sums_in_order=True)
 
     @classmethod
-    def on_gpus(cls, store: Path, rank: int, size: int, timeout_s: float) -> TorchGroup:
+    def on_gpus(cls, store: Store, rank: int, size: int, timeout_s: float) -> TorchGroup:
         """Connect processes with a GPU each; see `on_cpus`."""
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
-        file = dist.FileStore(str(store), size)  # type: ignore[attr-defined]
-        return cls(dist.ProcessGroupNCCL(file, rank, size, options), sums_in_order=False)
+        return cls(dist.ProcessGroupNCCL(store, rank, size, options), sums_in_order=False)
 
 
 def _gather(x: Tensor, out: Tensor, number: int) -> None:
@@ -101,5 +119,25 @@ def _sum(x: Tensor, number: int) -> None:
     group.processes.allreduce([x]).wait()
 
 
+def _send(x: Tensor, to: int, number: int) -> None:
+    group = _groups[number]
+    group.sent_bytes += x.nbytes
+    group.processes.send([x], to, 0).wait()
+
+
+def _receive(x: Tensor, source: int, number: int) -> None:
+    _groups[number].processes.recv([x], source, 0).wait()
+
+
+def _broadcast(x: Tensor, source: int, number: int) -> None:
+    group = _groups[number]
+    if group.rank == source:
+        group.sent_bytes += x.nbytes * (group.size - 1)
+    group.processes.broadcast(x, source).wait()
+
+
 _library.impl("gather", _gather, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 _library.impl("sum", _sum, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("send", _send, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("receive", _receive, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("broadcast", _broadcast, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

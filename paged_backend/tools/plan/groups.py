@@ -2,13 +2,17 @@
 
 A layer that several GPUs divide adds their partial results twice, after attention and after the
 MLP. The least that each GPU sends for that is 2 (n - 1) / n of the hidden states (Patarasuk and
-Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). A stage sends
-the hidden states of its tokens to the next one. Latencies are not counted.
+Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). Each GPU of a
+stage sends the hidden states of all tokens to the next stage, and each GPU of the last one sends
+the logits to each of the other stages. Stages compute one after another. Latencies are not counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from paged_backend.checkpoint.stages import Stage, stage_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,9 @@ class Group:
         """The number of nodes that they need."""
         return -(-self.num_gpus // self.gpus_per_node)
 
-    def layers_of_stage(self, num_layers: int) -> int:
-        """The number of layers of the largest stage."""
-        return -(-num_layers // self.pipeline)
+    def stages(self, num_layers: int) -> Iterator[Stage]:
+        """Yield the stages of a model with a number of layers."""
+        return (stage_of(num_layers, number, self.pipeline) for number in range(self.pipeline))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,6 @@ class Links:
         return 2 * (group.tensor - 1) / group.tensor * num_bytes / speed
 
     def send_seconds(self, group: Group, num_bytes: float) -> float:
-        """The time to send `num_bytes` bytes to the next stage; each of its GPUs gets a part."""
-        if group.pipeline == 1:
-            return 0.0
+        """The time in which each stage but one sends `num_bytes` bytes, one after another."""
         speed = self.node if group.num_nodes == 1 else self.network
-        return num_bytes / group.tensor / speed
+        return (group.pipeline - 1) * num_bytes / speed

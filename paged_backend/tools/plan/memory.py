@@ -6,11 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.stages import Stage
 from paged_backend.tools.plan.gpus import MIB, Gpu
 from paged_backend.tools.plan.groups import Group
 from paged_backend.tools.plan.number_types import KvType, WeightType
 from paged_backend.tools.plan.sizes import KvSizes, count_parameters
-from paged_backend.values.kv_cache_groups import KVCacheLayout, group_layers
+from paged_backend.values.kv_cache_groups import (
+    KVCacheGroup,
+    KVCacheLayout,
+    group_layers,
+    group_layers_of_stage,
+)
 from paged_backend.values.options.scheduling import StepLimits
 
 MAX_GPUS = 64  # maximum number that may share one model
@@ -59,10 +65,12 @@ class MemoryPlanner:
         step = self._step_bytes()
         usable = int(self.gpu.memory_bytes * self.gpu_memory_utilization)
         pool = max(0, usable - CONTEXT_BYTES - weights - step)
-        num_layers = group.layers_of_stage(self.shape.num_layers)
-        groups = group_layers(self.shape.windows[:num_layers], self.max_model_len)
         sizes = KvSizes.of(self.shape, self.kv, group.tensor)
-        block_bytes = sizes.block_bytes(groups, self.block_size)
+        groups = group_layers(self.shape.windows, self.max_model_len)
+        block_bytes = max(
+            sizes.block_bytes(self._groups_of_stage(stage), self.block_size)
+            for stage in group.stages(self.shape.num_layers)
+        )
         blocks = max(0, pool // block_bytes - _NULL_BLOCKS)
         layout = KVCacheLayout(
             self.block_size,
@@ -82,11 +90,11 @@ class MemoryPlanner:
                 return memory
         return None
 
-    def _weight_bytes(self, group: Group) -> int:
-        """Bytes of weights on each GPU of the largest stage.
+    def _groups_of_stage(self, stage: Stage) -> tuple[KVCacheGroup, ...]:
+        return group_layers_of_stage(self.shape.windows, self.max_model_len, stage.layers)
 
-        The first stage has the embedding, and the last one the output layer.
-        """
+    def _weight_bytes(self, group: Group) -> int:
+        """Bytes of weights on each GPU of the largest stage."""
         parameters = count_parameters(self.shape)
         total = parameters.bytes(self.weights)
         if group.pipeline == 1:
@@ -94,8 +102,13 @@ class MemoryPlanner:
         head = parameters.head_bytes(self.weights)
         embedding = parameters.embedding * self.weights.rest_bits // 8
         layers = total - embedding - (head if parameters.head else 0)
-        stage = layers * group.layers_of_stage(self.shape.num_layers) // self.shape.num_layers
-        return -(-(stage + max(head, embedding)) // group.tensor)
+        largest = max(
+            layers * len(stage.layers) // stage.num_layers
+            + stage.is_first * embedding
+            + stage.is_last * head
+            for stage in group.stages(self.shape.num_layers)
+        )
+        return -(-largest // group.tensor)
 
     def _step_bytes(self) -> int:
         """Bytes of the largest step's activations and logits, twice: CUDA graphs keep their own.

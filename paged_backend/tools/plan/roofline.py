@@ -65,8 +65,6 @@ class Roofline:
         self._weights = weights
         self._group = group
         self._links = Links(gpu.link_gb_s * 1e9, network_bytes_per_s)
-        self._num_layers = group.layers_of_stage(shape.num_layers)
-        self._share = self._num_layers / shape.num_layers  # part of the layers in a stage
         self._kv = KvSizes.of(shape, kv, group.tensor)
         self._bytes_per_s = gpu.bytes_per_s
         self._linear = parameters.linear + parameters.experts * share_of_experts(shape, 1)
@@ -76,34 +74,27 @@ class Roofline:
 
     def decode(self, batch_size: float, num_tokens: float) -> StepRoofline:
         """A decode step of `batch_size` sequences that hold `num_tokens` tokens each."""
-        size = max(1.0, batch_size / self._group.pipeline)  # sequences in a stage
-        read = size * self._kv.bytes_seen(num_tokens) * self._share
-        attention = size * attention_flops(self._shape, num_tokens)
-        return self._all_stages(batch_size, self._stage(size, size, read, attention))
+        read = batch_size * self._kv.bytes_seen(num_tokens)
+        attention = batch_size * attention_flops(self._shape, num_tokens)
+        return self._step(batch_size, batch_size, read, attention)
 
     def prefill(self, num_tokens: int) -> StepRoofline:
         """A step that computes one whole prompt; only its last token enters the output layer."""
-        return self._all_stages(num_tokens, self._prefill_stage(num_tokens))
+        written = self._kv.bytes_per_token * num_tokens
+        attention = prompt_attention_flops(self._shape, num_tokens)
+        return self._step(num_tokens, 1, written, attention)
 
     def request_seconds(
         self, batch_size: float, mean_input: float, mean_output: float, num_tokens: float
     ) -> float:
-        """GPU time of one of `batch_size` requests: its prefill and its share of decode steps.
-
-        Other requests use the stages that a prompt is not in.
-        """
-        prefill = self._prefill_stage(max(1, round(mean_input))).seconds
+        """GPU time of one of `batch_size` requests: its prefill and its share of decode steps."""
+        prefill = self.prefill(max(1, round(mean_input))).seconds
         return prefill + mean_output * self.decode(batch_size, num_tokens).seconds / batch_size
 
-    def _prefill_stage(self, num_tokens: int) -> StepRoofline:
-        written = self._kv.bytes_per_token * num_tokens * self._share
-        attention = prompt_attention_flops(self._shape, num_tokens)
-        return self._stage(num_tokens, 1, written, attention)
-
-    def _stage(
+    def _step(
         self, num_tokens: float, num_outputs: float, kv_bytes: float, attention: float
     ) -> StepRoofline:
-        """The time of the largest stage, which is the last one.
+        """The time of a step, in which the stages compute one after another.
 
         Args:
             num_tokens: tokens that it computes.
@@ -112,23 +103,20 @@ class Roofline:
             attention: operations of attention in all layers of the model.
         """
         memory_s = (self._weight_bytes(num_tokens) + kv_bytes) / self._bytes_per_s
-        rest = 2 * self._head * num_outputs + attention * self._share
-        linear = 2 * self._linear * num_tokens * self._share
+        rest = 2 * self._head * num_outputs + attention
+        linear = 2 * self._linear * num_tokens
         compute_s = linear / self._linear_rate + rest / self._rest_rate
         hidden_bytes = num_tokens * self._shape.hidden_size * self._weights.rest_bits / 8
-        links_s = 2 * self._num_layers * self._links.all_reduce_seconds(self._group, hidden_bytes)
-        links_s += self._links.send_seconds(self._group, hidden_bytes)
+        links_s = (
+            2 * self._shape.num_layers * self._links.all_reduce_seconds(self._group, hidden_bytes)
+        )
+        logits_bytes = num_outputs * self._shape.vocab_size * self._weights.rest_bits / 8
+        links_s += self._links.send_seconds(self._group, hidden_bytes + logits_bytes)
         times = {"memory": memory_s, "compute": compute_s, "links": links_s}
         seconds = max(memory_s, compute_s) + links_s
         return StepRoofline(num_tokens, seconds, max(times, key=times.__getitem__))
 
-    def _all_stages(self, num_tokens: float, stage: StepRoofline) -> StepRoofline:
-        """The time until every part of a step has passed all stages."""
-        return StepRoofline(num_tokens, stage.seconds * self._group.pipeline, stage.bound)
-
     def _weight_bytes(self, num_tokens: float) -> float:
-        """Bytes of weights that each GPU of the last stage reads for some tokens."""
+        """Bytes of weights that each GPU reads for some tokens, one GPU of each stage together."""
         share = share_of_experts(self._shape, num_tokens)
-        head = self._parameters.head_bytes(self._weights)
-        layers = self._parameters.bytes_of_step(self._weights, share) - head
-        return (layers * self._share + head) / self._group.tensor
+        return self._parameters.bytes_of_step(self._weights, share) / self._group.tensor

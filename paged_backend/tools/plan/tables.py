@@ -173,8 +173,13 @@ def _notes(plan: Plan) -> Iterator[str]:
     groups = [gpu.capacity.memory.group for gpu in plan.gpus if gpu.capacity]
     if any(group.num_nodes > 1 for group in groups):
         yield f"Between hosts, each GPU sends {known.network_gb_s:g} GB/s."
-    if any(group.pipeline > 1 or group.num_nodes > 1 for group in groups):
-        yield "Stages of layers, and a model on several hosts, are a plan only so far."
+    if any(group.num_nodes > 1 for group in groups):
+        yield "A model on several hosts is a plan only so far."
+    elif any(group.pipeline > 1 for group in groups):
+        yield (
+            "Stages of layers compute one after another. pipeline_parallel_size has not been "
+            "measured on GPUs yet."
+        )
     elif any(group.num_gpus > 1 for group in groups):
         yield "tensor_parallel_size has not been measured on GPUs yet."
 

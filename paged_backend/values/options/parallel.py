@@ -21,7 +21,10 @@ class ParallelOptions:
         "them; each rank has a GPU of its own, or an equal share of the CPU's cores",
     )
     pipeline_parallel_size: int = checked(
-        1, Rule(int, 1, MAX_RANKS), "number of stages of layers; only 1 is supported yet"
+        1,
+        Rule(int, 1, MAX_RANKS),
+        "number of stages, each of which has some of the layers and tensor_parallel_size ranks; "
+        "stages compute one after another",
     )
     data_parallel_size: int = checked(
         1,
@@ -43,21 +46,34 @@ class ParallelOptions:
         "beyond it, and is restarted. During steps, step_timeout_s is the shorter limit of a "
         "served engine",
     )
+    distributed_executor_backend: str = checked(
+        "mp",
+        Rule(str, choices=("mp", "ray")),
+        "who starts the nodes other than node 0: mp, the operator, with paged-backend worker; "
+        "ray, a cluster of Ray in which the server runs",
+    )
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of processes that compute the model together.
+
+        The number of a rank is stage * tensor_parallel_size + its number among those of its stage.
+        """
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def check_parallel(self) -> None:
-        """Refuse what is not supported.
+        """Refuse more ranks than are supported, and engines on several nodes.
 
         Raises:
             ConfigError: the message names the option.
         """
-        if self.pipeline_parallel_size != 1:
+        if self.num_ranks > MAX_RANKS:
             raise option_error(
                 "pipeline_parallel_size",
-                f"can only be 1, as stages are not supported yet; got "
-                f"{self.pipeline_parallel_size}: use tensor_parallel_size",
+                f"times tensor_parallel_size must be at most {MAX_RANKS} ranks; "
+                f"got {self.num_ranks}",
             )
-
-    @property
-    def devices_per_engine(self) -> int:
-        """The number of ranks of an engine, each of which has a device."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        if self.data_parallel_size > 1 and (self.nnodes or 1) > 1:
+            raise option_error(
+                "data_parallel_size", "can only be 1 with nnodes: start a server for each engine"
+            )

@@ -13,7 +13,7 @@ command:
   {{- else }}
   # Each server by its own name: a connection to a Service would stay with one of them.
   {{- range until (include "maxServers" . | int) }}
-  - --triton={{ $.Release.Name }}-server-{{ . }}.{{ $.Release.Name }}-server-pods:8001
+  - --triton={{ include "workload" $ }}-{{ . }}.{{ include "podService" $ }}:8001
   {{- end }}
   {{- end }}
   {{- if .Values.gateway.apiKeys.secret }}

@@ -12,6 +12,34 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: server
 {{- end }}
 
+{{- define "workerLabels" -}}
+app.kubernetes.io/name: paged-backend
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: worker
+{{- end }}
+
+{{- define "hasWorkers" -}}
+{{- if gt (int .Values.server.nodes) 1 }}true{{ end }}
+{{- end }}
+
+{{/* A LeaderWorkerSet makes a headless Service of its own name, so it cannot be that of our Service. */}}
+{{- define "workload" -}}
+{{ .Release.Name }}-{{ if include "hasWorkers" . }}group{{ else }}server{{ end }}
+{{- end }}
+
+{{- define "workloadReference" -}}
+{{- if include "hasWorkers" . -}}
+{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, name: {{ include "workload" . }}}
+{{- else -}}
+{apiVersion: apps/v1, kind: StatefulSet, name: {{ include "workload" . }}}
+{{- end }}
+{{- end }}
+
+{{/* Name of the Service that gives each server's pod a name. */}}
+{{- define "podService" -}}
+{{ if include "hasWorkers" . }}{{ include "workload" . }}{{ else }}{{ .Release.Name }}-server-pods{{ end }}
+{{- end }}
+
 {{- define "gatewayLabels" -}}
 app.kubernetes.io/name: paged-backend
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -1,18 +1,7 @@
 {{/* PodSpec of a server. KServe puts models into the container `main`. */}}
 {{- define "serverPod" -}}
 {{- $ready := dict "path" (printf "/v2/models/%s/ready" .Values.model.name) "port" (include "tritonPort" . | int) "scheme" "HTTP" -}}
-serviceAccountName: {{ .Release.Name }}
-automountServiceAccountToken: false
-enableServiceLinks: false
-{{- with include "pullSecrets" . }}
-{{ . }}
-{{- end }}
-securityContext:
-  {{- include "podSecurity" . | nindent 2 }}
-terminationGracePeriodSeconds: {{ .Values.server.terminationGracePeriodSeconds }}
-{{- with .Values.server.runtimeClassName }}
-runtimeClassName: {{ . }}
-{{- end }}
+{{- include "podHead" . }}
 containers:
   - name: main
     image: "{{ .Values.image.server.repository }}:{{ .Values.image.server.tag | default .Chart.AppVersion }}"
@@ -27,15 +16,8 @@ containers:
     env:
       - {name: PAGED_MODELS, value: /repository}
       - {name: PAGED_HTTP_PORT, value: {{ include "tritonPort" . | quote }}}
-      {{- with .Values.huggingFace }}
-      {{- if .secret }}
-      - name: HF_TOKEN
-        valueFrom:
-          secretKeyRef: {name: {{ .secret }}, key: {{ .key }}}
-      {{- end }}
-      {{- end }}
-      {{- with .Values.server.env }}
-      {{- toYaml . | nindent 6 }}
+      {{- with include "podVariables" . | trim }}
+      {{- . | nindent 6 }}
       {{- end }}
     ports:
       - {name: triton-http, containerPort: {{ include "tritonPort" . }}}
@@ -61,12 +43,7 @@ containers:
     lifecycle:
       {{- include "leaveServices" . | nindent 6 }}
     resources:
-      {{- $resources := deepCopy .Values.server.resources }}
-      {{- if .Values.server.gpus }}
-      {{- $gpus := dict "limits" (dict .Values.server.gpuResource .Values.server.gpus) }}
-      {{- $resources = mergeOverwrite $resources $gpus }}
-      {{- end }}
-      {{- toYaml $resources | nindent 6 }}
+      {{- include "podResources" . | nindent 6 }}
     securityContext:
       {{- include "containerSecurity" . | nindent 6 }}
     volumeMounts:
@@ -83,9 +60,7 @@ containers:
         subPath: model.json
         readOnly: true
       {{- end }}
-      - {name: cache, mountPath: /cache}
-      - {name: shared-memory, mountPath: /dev/shm}
-      - {name: tmp, mountPath: /tmp}
+      {{- include "podMounts" . | nindent 6 }}
   {{- if eq .Values.gateway.mode "sidecar" }}
   - {{- include "gatewayContainer" . | nindent 4 }}
   {{- end }}
@@ -96,27 +71,9 @@ volumes:
     {{- else }}
     configMap: {name: {{ .Release.Name }}-model}
     {{- end }}
-  {{- if or (not .Values.cache.persistent) (include "isKserve" .) }}
-  - name: cache
-    emptyDir: {sizeLimit: {{ .Values.cache.size }}}
-  {{- end }}
-  - name: shared-memory
-    emptyDir: {medium: Memory, sizeLimit: {{ .Values.server.sharedMemory }}}
-  - name: tmp
-    emptyDir: {sizeLimit: 256Mi}
+  {{- include "podVolumes" . | nindent 2 }}
   {{- if eq .Values.gateway.mode "sidecar" }}
   {{- include "gatewayVolumes" . | nindent 2 }}
   {{- end }}
-{{- with .Values.server.nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.server.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.server.affinity }}
-affinity:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- include "podPlacement" . }}
 {{- end }}

@@ -1,0 +1,75 @@
+"""Stages: parts of a model that several ranks compute one after another.
+
+A stage has some of the layers, the first one also the embedding, and the last one also the final
+norm and the output layer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paged_backend.checkpoint.tensor_names import usual_name
+from paged_backend.values.errors import option_error
+
+OPTION = "pipeline_parallel_size"
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The part of a model that a rank computes.
+
+    Attributes:
+        layers: the numbers of its layers.
+        num_layers: the number of layers of the whole model.
+    """
+
+    layers: range
+    num_layers: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embedding."""
+        return self.layers.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the final norm and the output layer."""
+        return self.layers.stop == self.num_layers
+
+    def has(self, name: str) -> bool:
+        """Return whether a tensor belongs to this stage, by its name in the checkpoint."""
+        name = usual_name(name)
+        layer = _LAYER.match(name)
+        if layer is not None:
+            return int(layer[1]) in self.layers
+        return self.is_first if name.startswith("model.embed_tokens.") else self.is_last
+
+
+def stage_of(num_layers: int, number: int, num_stages: int) -> Stage:
+    """Return a stage of a model.
+
+    All stages have the same number of layers if it divides. Otherwise the stages before the last
+    one have a layer more, because the last one also has the output layer. vLLM does the same.
+
+    Args:
+        num_layers: the number of layers of the model.
+        number: the number of the stage, counted from 0.
+        num_stages: the number of stages.
+
+    Raises:
+        ConfigError: there are more stages than layers.
+    """
+    if num_stages > num_layers:
+        raise option_error(
+            OPTION,
+            f"must be at most {num_layers}, the number of the model's layers; got {num_stages}",
+        )
+    size, others = divmod(num_layers, num_stages)
+    first_larger = num_stages - 1 - others
+    starts = [
+        stage * size + min(max(0, stage - first_larger), others) for stage in (number, number + 1)
+    ]
+    return Stage(range(*starts), num_layers)

@@ -1,0 +1,62 @@
+"""Engines with several ranks compared with an engine that has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks_in_threads import make_ranks_engine
+from requests_of_every_sort import Answers, answers_of
+
+# Steps of few tokens, so that prompts come in chunks.
+STEPS = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "max_model_len": 128}
+POOL_BYTES = 2**24
+EVEN = {"vocab_size": 200}  # two ranks divide it
+
+TP2 = {"tensor_parallel_size": 2}
+PP2 = {"pipeline_parallel_size": 2}
+TP2_PP2 = TP2 | PP2
+EP2 = TP2 | {"enable_expert_parallel": True}
+
+
+def answers_with_preemption(folder: Path, **options: object) -> Answers:
+    """Answer with room for one and a half longest sequences."""
+    info = make_ranks_engine(folder, **STEPS, **options).executor.info
+    num_blocks = info.kv_layout.max_blocks(0, STEPS["max_model_len"]) * 3 // 2 + 1
+    num_bytes = num_blocks * (POOL_BYTES // info.num_blocks)
+    engine = make_ranks_engine(folder, **STEPS, **options, kv_cache_memory_bytes=num_bytes)
+    assert engine.executor.info.num_blocks == num_blocks
+    return answers_of(engine)
+
+
+def assert_equal(
+    one: Answers, several: Answers, tolerance: float = 1e-4, *, preempted: bool = True
+) -> None:
+    assert several.tokens == one.tokens
+    assert several.logprobs.keys() == one.logprobs.keys()
+    for name, expected in one.logprobs.items():
+        for a, b in zip(several.logprobs[name], expected, strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=tolerance)
+            assert a.top_logprobs == pytest.approx(b.top_logprobs, abs=tolerance)
+    assert (several.num_preemptions > 0) is preempted
+    assert several.num_hits > 0
+
+
+def compare(
+    folder: Path,
+    layouts: list[dict[str, object]],
+    *,
+    tolerance: float = 1e-4,
+    **options: object,
+) -> None:
+    """Compare the answers of several ranks with those of one, in each layout.
+
+    Args:
+        folder: the checkpoint.
+        layouts: the options that say how many ranks there are.
+        tolerance: the largest difference of log-probabilities.
+        options: options of all engines.
+    """
+    one = answers_with_preemption(folder, **options)
+    for layout in layouts:
+        assert_equal(one, answers_with_preemption(folder, **options, **layout), tolerance)

@@ -1,0 +1,110 @@
+"""Ranks in processes of their own: they answer as one, and end with their engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint
+from comparison import STEPS, TP2_PP2, assert_equal
+from oracle import make_engine
+from requests_of_every_sort import all_sorts, answers_of
+
+from paged_backend.engine.llm import LLM
+from paged_backend.values.errors import EngineDead
+from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.structured_outputs import StructuredOutputsParams
+
+
+def test_structured_outputs_and_text_of_the_demo() -> None:
+    regex = StructuredOutputsParams(regex="([a-z]{2,9}, ){5}")
+    params = [
+        SamplingParams(temperature=0, max_tokens=40),
+        SamplingParams(temperature=1.0, seed=5, max_tokens=40),
+        SamplingParams(temperature=1.0, seed=6, max_tokens=60, structured_outputs=regex),
+        SamplingParams(temperature=0, max_tokens=60, structured_outputs=regex),
+    ]
+    texts = []
+    for options in ({}, TP2_PP2):
+        llm = LLM("demo", kv_cache_memory_bytes=2**24, **options)
+        outputs = llm.generate(["How do I sort a list?"] * len(params), params)
+        texts.append([output.outputs[0].text for output in outputs])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("family", ["cohere2", "gpt_neox"])
+def test_models_that_transformers_computes(family: str, tmp_path: Path) -> None:
+    """One has sliding windows, the other fused projections and biases."""
+    make_checkpoint(family, tmp_path)
+    one, two = (
+        answers_of(make_engine(tmp_path, **STEPS, tensor_parallel_size=number)) for number in (1, 2)
+    )
+    assert_equal(one, two, preempted=False)
+
+
+# --- ends of ranks -------------------------------------------------------------------------------
+
+
+def ranks_of(pid: int) -> list[int]:
+    """The processes that a process has started as ranks."""
+    import psutil
+
+    children = psutil.Process(pid).children()
+    return [p.pid for p in children if "rank_process" in " ".join(p.cmdline())]
+
+
+def has_ended(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_the_end_of_a_rank_ends_the_others_and_the_next_step(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    engine = make_engine(tmp_path, tensor_parallel_size=4)
+    first, second, third = ranks_of(os.getpid())
+    engine.executor.check()
+    os.kill(second, signal.SIGKILL)
+    with pytest.raises(EngineDead, match="engine_dead: rank 2 ended: killed by SIGKILL"):
+        answers_of(engine, all_sorts())
+    with pytest.raises(EngineDead, match="engine_dead: rank 2 ended: killed by SIGKILL"):
+        engine.executor.check()
+    deadline = time.monotonic() + 10
+    while not all(map(has_ended, (first, second, third))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(map(has_ended, (first, second, third)))
+
+
+def test_a_rank_that_hangs_is_found_by_the_time_limit(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path)
+    engine = make_engine(tmp_path, tensor_parallel_size=2, distributed_timeout_seconds=15)
+    (rank,) = ranks_of(os.getpid())
+    os.kill(rank, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(EngineDead, match="waits for the other ranks for more than 15 s"):
+            answers_of(engine)
+        assert time.monotonic() - started < 20
+    finally:
+        del engine  # a rank that is stopped ends, too
+    assert ranks_of(os.getpid()) == []
+
+
+def test_ranks_end_with_their_engine(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path)
+    engine = make_engine(tmp_path, tensor_parallel_size=2)
+    assert len(ranks_of(os.getpid())) == 1
+    del engine
+    assert ranks_of(os.getpid()) == []
+
+
+def test_a_rank_that_computes_something_else_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint("llama3", tmp_path)
+    engine = make_engine(tmp_path, tensor_parallel_size=2)
+    sampler = engine.executor.model_runner._sampler
+    monkeypatch.setattr(sampler, "sample", lambda logits, samples: [5] * len(samples))
+    with pytest.raises(EngineDead, match="rank 1 has computed another result than rank 0"):
+        answers_of(engine)

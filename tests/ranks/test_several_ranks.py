@@ -1,0 +1,210 @@
+"""Several ranks answer as one: tokens, log-probabilities and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from comparison import EP2, EVEN, PP2, STEPS, TP2, TP2_PP2, compare
+from encoders import make_encoder
+from quantized_checkpoints import awq, fp8, gptq, quantize_checkpoint
+from ranks_in_threads import load_first_rank, make_ranks_engine, torch_threads_restored
+from rerankers import make_reranker
+
+from paged_backend.engine.engine import Engine
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.pooling_params import PoolingParams
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
+
+Layouts = list[dict[str, object]]
+
+
+@pytest.fixture(autouse=True)
+def torch_threads() -> Iterator[None]:
+    """Leave torch's number of threads to other tests as it was."""
+    with torch_threads_restored():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "layouts"),
+    [
+        pytest.param("llama3", EVEN, [TP2, PP2, TP2_PP2], id="dense"),
+        pytest.param("qwen2", {}, [TP2, TP2_PP2], id="biases, a vocabulary that does not divide"),
+        pytest.param(
+            "gemma3", EVEN, [TP2, PP2, TP2_PP2], id="sliding windows, a tied embedding with a scale"
+        ),
+        pytest.param("phi3", EVEN, [TP2], id="fused projections"),
+        pytest.param("glm4", {}, [TP2], id="interleaved rotary pairs"),
+        pytest.param("granite", {}, [PP2], id="factors on embeddings, layers and logits"),
+        pytest.param("olmo2", {}, [PP2], id="norms of outputs only"),
+        pytest.param("qwen2-moe", EVEN, [TP2, EP2, TP2_PP2], id="experts, one of them shared"),
+        pytest.param(
+            "gpt-oss", {}, [TP2, TP2_PP2 | EP2], id="fused experts with biases, sinks, windows"
+        ),
+    ],
+)
+def test_tokens_are_those_of_one_rank(
+    family: str, values: dict[str, Any], layouts: Layouts, tmp_path: Path
+) -> None:
+    make_checkpoint(family, tmp_path, **values)
+    compare(tmp_path, layouts)
+
+
+def test_three_stages_that_have_different_layers(tmp_path: Path) -> None:
+    """Only the second stage has a layer that sees all positions."""
+    layers = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention"]
+    make_checkpoint("gemma3", tmp_path, num_hidden_layers=5, layer_types=layers)
+    compare(tmp_path, [{"pipeline_parallel_size": 3}], tolerance=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "quantization", "layouts"),
+    [
+        ("phi3", "int8", [TP2]),
+        ("llama3", "int8", [PP2]),
+        ("qwen3-moe", "int8", [TP2_PP2]),
+        ("gpt-oss", "int8", [TP2_PP2]),
+        ("llama3", "int4", [TP2_PP2]),
+    ],
+)
+def test_rounded_weights(family: str, quantization: str, layouts: Layouts, tmp_path: Path) -> None:
+    """int8 layers round their inputs, each row by the largest number of all ranks.
+
+    A sum of two ranks differs in its last bit, and so a number may be rounded to the next integer.
+    """
+    make_checkpoint(family, tmp_path)
+    compare(tmp_path, layouts, quantization=quantization, tolerance=0.05)
+
+
+@pytest.mark.parametrize(
+    ("config", "writer"),
+    [
+        pytest.param(
+            {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True},
+            gptq(4, 16, act_order=True),
+            id="GPTQ with act-order",
+        ),
+        pytest.param(
+            {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True},
+            awq(16),
+            id="AWQ",
+        ),
+        pytest.param(
+            {"quant_method": "fp8", "weight_block_size": [48, 40]},
+            fp8(48, 40, "weight_scale_inv"),
+            id="blocks that no share begins with",
+        ),
+    ],
+)
+def test_quantized_checkpoints(config: dict[str, Any], writer: Any, tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path)
+    quantize_checkpoint(model, tmp_path, config, lambda layer: writer)
+    compare(tmp_path, [TP2, PP2])
+
+
+@pytest.mark.parametrize(("family", "quantization"), [("gpt-oss", "int8"), ("llama3", None)])
+def test_experts_as_a_whole(family: str, quantization: str | None, tmp_path: Path) -> None:
+    """The option has no effect on a model without experts."""
+    make_checkpoint(family, tmp_path)
+    compare(tmp_path, [EP2], quantization=quantization, tolerance=0.05 if quantization else 1e-4)
+
+
+def test_two_ranks_have_the_same_head_if_there_is_one(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path, num_attention_heads=4, num_key_value_heads=1, head_dim=16)
+    compare(tmp_path, [TP2])
+
+
+def test_four_ranks_share_two_heads_and_sum_in_one_order(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    compare(tmp_path, [{"tensor_parallel_size": 4}])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt-oss"])
+def test_random_weights_are_those_of_one_rank(family: str, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path, **EVEN)
+    compare(tmp_path, [TP2_PP2], load_format="dummy")
+
+
+@pytest.mark.parametrize("kind", ["mean", "last"])
+def test_embeddings(kind: str, tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path, **EVEN)
+    prompts = [list(range(3, 3 + size)) for size in (1, 30, 90)]
+    options = {"task": "embed", "pooling_type": kind, **STEPS}
+    one = embeddings(make_ranks_engine(tmp_path, **options), prompts)
+    for layout in (TP2, PP2, TP2_PP2):
+        several = embeddings(make_ranks_engine(tmp_path, **options, **layout), prompts)
+        assert torch.allclose(one, several, atol=1e-5), layout
+
+
+def embeddings(engine: Engine, prompts: list[list[int]]) -> torch.Tensor:
+    for index, prompt in enumerate(prompts):
+        engine.add_request(Request(str(index), prompt, SamplingParams(), pooling=PoolingParams()))
+    found: dict[str, bytes] = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            assert output.pooled is not None
+            found[output.request_id] = output.pooled
+    rows = [bytearray(found[str(index)]) for index in range(len(prompts))]
+    return torch.stack([torch.frombuffer(row, dtype=torch.float32) for row in rows])
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "num_ranks", "message"),
+    [
+        ("smollm", 2, "must divide the model's 3 heads of queries; got 2"),
+        ("llama3", 3, "must divide the model's 8 heads of queries; got 3"),
+        ("olmo2", 2, "can only be 1 for Olmo2ForCausalLM, which norms the queries of all heads"),
+        ("gpt2", 2, "can only be 1 for GPT2LMHeadModel, for which transformers has no plan"),
+        ("cohere2", 3, "must divide the model's 4 num_attention_heads; got 3"),
+    ],
+)
+def test_models_that_ranks_cannot_divide(
+    family: str, num_ranks: int, message: str, tmp_path: Path
+) -> None:
+    make_checkpoint(family, tmp_path)
+    with pytest.raises(ConfigError, match=f"^option tensor_parallel_size {message}"):
+        load_first_rank(tmp_path, tensor_parallel_size=num_ranks)
+
+
+def test_models_that_stages_cannot_compute(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path / "decoder", num_hidden_layers=2)
+    make_checkpoint("cohere2", tmp_path / "fallback")
+    make_encoder("bert", tmp_path / "encoder")
+    make_reranker("qwen3", tmp_path / "reranker")
+    for name, message in (
+        ("decoder", "must be at most 2, the number of the model's layers; got 3"),
+        ("fallback", "can only be 1 for a model that transformers computes; got 3"),
+        ("encoder", "can only be 1 for an encoder; got 3"),
+        ("reranker", "can only be 1 for a model that scores pairs of texts; got 3"),
+    ):
+        with pytest.raises(ConfigError, match=f"^option pipeline_parallel_size {message}"):
+            load_first_rank(tmp_path / name, pipeline_parallel_size=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"pipeline_parallel_size": 9, "tensor_parallel_size": 8},
+            "option pipeline_parallel_size times tensor_parallel_size must be at most 64",
+        ),
+        ({"tensor_parallel_size": 0}, "option tensor_parallel_size must be .*, got 0"),
+        (
+            {"tensor_parallel_size": 2, "cpu_cores": "0"},
+            "option cpu_cores must have a core for each",
+        ),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        load_first_rank(tmp_path, **options)
