@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "machine",
         "models",
         "platforms",
+        "sampling",
         "text",
         "workloads",
     },

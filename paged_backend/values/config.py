@@ -69,6 +69,8 @@ class EngineConfig(
             raise option_error(
                 "enable_inspect", "can only be true for one engine (data_parallel_size)"
             )
+        if self.nnodes is not None and self.nnodes > 1:
+            raise option_error("nnodes", "can only be 1 for several engines (data_parallel_size)")
         if self.kv_events().is_on:
             self.kv_events().check_engines(self.data_parallel_size)
 

@@ -15,7 +15,6 @@ from paged_backend.checkpoint.hub import resolve_checkpoint
 from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.executors import open_executor
-from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.environment import environment
@@ -35,7 +34,7 @@ class SpeculationFigures:
 
     comparison: Comparison
     at_once: int
-    tokens_per_step: float  # of a sequence, with speculation
+    tokens_per_step: float  # for each sequence, with speculation
     accepted_share: float  # part of the drafts that were right
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,8 +120,8 @@ class SpeculationBench:
     def _open(self, config: EngineConfig) -> Engine:
         worker = open_executor(config, resolve_checkpoint(config).model)
         engine = Engine(config, worker)  # refuses platforms without drafts
-        assert isinstance(worker.model_runner, CpuModelRunner)
-        worker.model_runner.sampler = _GivenTokens(worker.info.eos_token_ids, self._answers)
+        runner: Any = worker.model_runner  # a CPU's
+        runner.sampler = _GivenTokens(worker.info.eos_token_ids, self._answers)
         return engine
 
     def _run(self, engine: Engine, jobs: Sequence[Trace], at_once: int) -> float:

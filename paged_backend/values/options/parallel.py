@@ -62,7 +62,7 @@ class ParallelOptions:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def check_parallel(self) -> None:
-        """Refuse more ranks than are supported, and engines on several nodes.
+        """Refuse more ranks than are supported.
 
         Raises:
             ConfigError: the message names the option.
@@ -72,8 +72,4 @@ class ParallelOptions:
                 "pipeline_parallel_size",
                 f"times tensor_parallel_size must be at most {MAX_RANKS} ranks; "
                 f"got {self.num_ranks}",
-            )
-        if self.data_parallel_size > 1 and (self.nnodes or 1) > 1:
-            raise option_error(
-                "data_parallel_size", "can only be 1 with nnodes: start a server for each engine"
             )
