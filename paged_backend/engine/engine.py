@@ -84,6 +84,7 @@ class Engine:
             embedding_size=(0 if info.pooling is None or info.scores_pairs else info.hidden_size),
             scores_pairs=info.scores_pairs,
             normalize=info.pooling is not None and info.pooling.normalize,
+            speculates=drafter is not None,
         )
         # Prefix hits skip hidden states, so only pooling of the last token may use the cache.
         has_all_states = info.pooling is None or info.pooling.kind is PoolingType.LAST

@@ -42,6 +42,7 @@ class _Text:
 
     seq: Sequence
     index: TokenIndex
+    predicted: TokenIndex | None  # of the request's prediction, if it has one
     acceptance: Acceptance = field(default_factory=Acceptance)
     guess: _Guess | None = None  # the newest one, whether or not a step has verified it
     num_failures: int = 0  # searches since the last right guess
@@ -101,7 +102,10 @@ class LookupDrafter:
                 text.pause -= 1
                 continue
             text.pause = min(text.num_failures, len(sequences) // _SEARCHES)
-            to_read -= _read(text, to_read)
+            if text.predicted is not None:
+                predicted = seq.request.predicted_token_ids
+                to_read -= _read(text.predicted, predicted, len(predicted), to_read)
+            to_read -= _read(text.index, seq.token_ids, seq.num_known_tokens, to_read)
             if text.index.num_tokens == seq.num_known_tokens:
                 self._guess(text)
                 if text.guess is not None:
@@ -121,8 +125,15 @@ class LookupDrafter:
         return {seq_id: guesses[seq_id].token_ids[:number] for seq_id, number in numbers.items()}
 
     def _start(self, seq: Sequence) -> _Text:
-        window = min(seq.max_num_tokens, _WINDOW)
-        return _Text(seq, TokenIndex(window, self._min_match))
+        predicted = len(seq.request.predicted_token_ids)
+        return _Text(
+            seq,
+            self._index(seq.max_num_tokens),
+            self._index(predicted) if predicted else None,
+        )
+
+    def _index(self, num_tokens: int) -> TokenIndex:
+        return TokenIndex(min(num_tokens, _WINDOW), self._min_match)
 
     def _keep_answers(self) -> None:
         """Keep the answers of the sequences that have ended since the step before."""
@@ -138,11 +149,11 @@ class LookupDrafter:
         end = seq.num_known_tokens
         tail = seq.token_ids[max(end - self._max_match, 0) : end]
         index, match = text.index, text.index.find(tail, self._max_match)
-        others = self._answers.index(seq.request)
-        if others is not None and match.length < self._max_match:
-            found = others.find(tail, self._max_match)
-            if found.length > match.length:
-                index, match = others, found
+        for other in (text.predicted, self._answers.index(seq.request)):
+            if other is not None and match.length < self._max_match:
+                found = other.find(tail, self._max_match)
+                if found.length > match.length:
+                    index, match = other, found
         number = min(self._num_tokens, int(self._factor * match.length), max_draft_tokens(seq))
         token_ids = self._following(index, match, number, repeats=index is text.index)
         if token_ids:
@@ -162,11 +173,10 @@ class LookupDrafter:
         """
         if number <= 0:
             return []
-        if not self._is_suffix:
-            return _repeated(index, match.ends[0], number) if repeats else []
+        ends = match.ends if self._is_suffix else match.ends[:1]
         texts = [
             _repeated(index, end, number) if repeats else index.following(end, number)
-            for end in match.ends
+            for end in ends
         ]
         needed = self._min_share * len(texts)
         guess: list[int] = []
@@ -183,12 +193,11 @@ class LookupDrafter:
         return guess
 
 
-def _read(text: _Text, limit: int) -> int:
-    """Add the tokens of a sequence to its index; returns their number."""
-    start = text.index.num_tokens
-    token_ids = text.seq.token_ids[start : min(text.seq.num_known_tokens, start + limit)]
-    text.index.extend(token_ids)
-    return len(token_ids)
+def _read(index: TokenIndex, token_ids: list[int], end: int, limit: int) -> int:
+    """Add the next of the first `end` tokens to an index; returns how many."""
+    added = token_ids[index.num_tokens : min(end, index.num_tokens + limit)]
+    index.extend(added)
+    return len(added)
 
 
 def _repeated(index: TokenIndex, end: int, number: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paged_backend.values.errors import InvalidRequest
@@ -38,6 +38,7 @@ class Request:
     # otherwise.
     cache_hit_threshold: float = 0.0
     speculate: bool = True  # guess its tokens, where the engine does
+    predicted_token_ids: list[int] = field(default_factory=list)  # what the answer may be like
 
     @property
     def cache_keys(self) -> tuple[str, ...]:
@@ -75,6 +76,7 @@ class RequestOptions:
     speculate: bool = checked(
         True, Rule(bool), "guess tokens, where the engine does (speculative_config)"
     )
+    prediction: str = checked("", Rule(str), "a text that the answer may repeat, for guesses")
 
     def __post_init__(self) -> None:
         check_fields(self, InvalidRequest)
@@ -116,6 +118,7 @@ class RequestLimits:
     embedding_size: int = 0  # numbers of an embedding; 0: the model generates tokens
     normalize: bool = False  # embeddings are scaled to a length of 1
     scores_pairs: bool = False  # the model is a reranker, which scores pairs of texts
+    speculates: bool = False  # the engine guesses tokens
 
     @classmethod
     def of(
@@ -128,6 +131,7 @@ class RequestLimits:
         embedding_size: int = 0,
         normalize: bool = False,
         scores_pairs: bool = False,
+        speculates: bool = False,
     ) -> RequestLimits:
         """Combine the options with the limits of the loaded model."""
         return cls(
@@ -152,6 +156,7 @@ class RequestLimits:
             embedding_size=embedding_size,
             normalize=normalize,
             scores_pairs=scores_pairs,
+            speculates=speculates,
         )
 
     @property

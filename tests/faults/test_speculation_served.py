@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from callers import QUESTIONS, Ask, Crowd, ask_all, greedy
 from demo_server import Server
-from servers import LOAD_TIMEOUT_S, kill_engine, metrics, serve_demo, wait_for
+from paged_client import Client
+from paged_client.errors import InvalidRequest
+from servers import LOAD_TIMEOUT_S, MODEL, kill_engine, metrics, serve_demo, wait_for
 
 from paged_backend.tools.scrape import scrape
 
@@ -37,6 +39,19 @@ def test_streams_are_those_of_a_server_that_does_not_speculate(
             kill_engine(drafting)
         assert [call.token_ids for call in crowd.calls] == expected
         wait_for(lambda: metrics(drafting)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S)
+        after = metrics(drafting)
+        # An answer is predicted, which this engine has not made yet.
+        question = QUESTIONS[9]
+        with Client(server.running.grpc_url, MODEL) as client:
+            whole = client.generate(question, temperature=0.0, max_tokens=100)
+            with pytest.raises(InvalidRequest, match="prediction: cannot be used: the engine does"):
+                client.generate(question, max_tokens=4, prediction=whole.text)
+        with Client(drafting.grpc_url, MODEL) as client:
+            predicted = {"max_tokens": 100, "prediction": whole.text}
+            again = client.generate(question, temperature=0.0, **predicted)
+        assert again.token_ids == whole.token_ids
+        right = metrics(drafting)["spec_decode_num_accepted_tokens_total"]
+        assert right - after["spec_decode_num_accepted_tokens_total"] > 0.5 * len(whole.token_ids)
         after = metrics(drafting)
         by_place = scrape(drafting.metrics_url).by_label(
             "spec_decode_num_accepted_tokens_per_pos_total", "position"

@@ -425,3 +425,14 @@ def test_errors_of_a_message_name_the_field(fields, param):
     with pytest.raises(ApiError) as caught:
         message(**fields).engine_fields()
     assert caught.value.body["error"]["param"] == param
+
+
+def test_a_prediction_is_passed_on_as_one_text() -> None:
+    messages = [{"role": "user", "content": "Edit it."}]
+    parts = [{"type": "text", "text": "a, "}, {"type": "text", "text": "b"}]
+    for content in ("a, b", parts):
+        read = chat(messages=messages, prediction={"type": "content", "content": content})
+        assert read.engine_fields()["prediction"] == "a, b"
+    assert "prediction" not in chat(messages=messages, prediction=None).engine_fields()
+    with pytest.raises(ApiError, match="prediction"):
+        chat(messages=messages, prediction={"type": "content", "content": 5})

@@ -110,6 +110,7 @@ def test_each_engine_has_addresses_of_its_own() -> None:
     ("options", "message"),
     [
         ({"enable_inspect": True}, "enable_inspect can only be true for one engine"),
+        ({"nnodes": 2}, "nnodes can only be 1 for several engines"),
         (
             {
                 "kv_events_config": {

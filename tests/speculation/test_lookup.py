@@ -102,6 +102,19 @@ def test_a_request_that_wants_no_guesses_gets_none() -> None:
     assert guess(one, seq) == []
 
 
+def test_a_prediction_is_a_source_of_guesses() -> None:
+    request = Request(
+        "r1", [7, 8], SamplingParams(), predicted_token_ids=[20, 21, 22, 23, 24, 25, 26]
+    )
+    seq = Sequence(1, request, 0, 1, NO_EOS, 100_000, [20, 21])
+    seq.status = SequenceStatus.RUNNING
+    assert guess(drafter(), seq) == [22, 23]
+    lookup = drafter(method="ngram", prompt_lookup_max=2, num_speculative_tokens=4)
+    assert guess(lookup, seq) == [22, 23, 24, 25]
+    answer_of(lookup, seq)
+    assert guess(lookup, sequence(2, [7, 8], [20, 21])) == []
+
+
 def step_of(seq_id: int, num_drafts: int) -> SchedulerOutput:
     """A step of one decode with drafts."""
     part = Slice(seq_id, 0, 1 + num_drafts, [], 0, [], [1] * num_drafts, [seq_id], None)

@@ -184,6 +184,7 @@ class RequestParser:
             call_id=task.call_id,
             cache_hit_threshold=own.cache_hit_threshold,
             speculate=own.speculate,
+            predicted_token_ids=self._predicted(own),
         )
         parsed = ParsedRequest(
             request, options, prompt_text, prompt.text is not None, own.timeout_s
@@ -195,6 +196,16 @@ class RequestParser:
             kept_special_ids=self._tool_use.kept_special_ids,
             new_reader=partial(self._tool_use.reader, tools, prompt),
         )
+
+    def _predicted(self, own: RequestOptions) -> list[int]:
+        """Return the tokens of a prediction, as many as an answer may have."""
+        if not own.prediction:
+            return []
+        if not (self.limits.speculates and own.speculate):
+            problem = "cannot be used: the engine does not speculate (speculative_config)"
+            raise InvalidRequest("prediction", problem)
+        predicted = self.prompts.encode("prediction", own.prediction, add_special_tokens=False)
+        return predicted.token_ids[: self.limits.max_model_len]
 
     def _sampling_params(self, given: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters of a request, with the model's defaults for those left out.

@@ -84,6 +84,7 @@ def parse_pooling(
         ("thinking_token_budget", own.thinking_token_budget is not None),
         ("cache_hit_threshold", own.cache_hit_threshold > 0),
         ("speculate", not own.speculate),
+        ("prediction", bool(own.prediction)),
     ):
         if is_given:
             raise InvalidRequest(name, f"cannot be used with {subject}")
