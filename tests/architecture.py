@@ -86,6 +86,7 @@ RESERVED = {
     "paged_kernels": {"bench", "platforms"},
     "triton_python_backend_utils": {"serving"},
     "dynamo": {"dynamo"},
+    "paged_client": {"cli", "demo", "process", "top"},
     "paged_loadtest": set(),
     "gguf": {"bench", "checkpoint"},
 }
