@@ -100,6 +100,7 @@ RESERVED = {
     "triton_python_backend_utils": {"serving"},
     "dynamo": {"dynamo"},
     "ray": {"engine"},
+    "paged_client": {"cli", "demo", "process", "top"},
     "paged_loadtest": set(),
     "gguf": {"bench", "checkpoint"},
 }

@@ -56,11 +56,6 @@ class Engines:
         """A prefix for ids of requests, which no other front end has."""
         return self._engines[0].identity
 
-    @property
-    def has_ready(self) -> bool:
-        """Whether an engine takes requests, as far as ``receive`` has noticed."""
-        return any(engine.is_ready for engine in self._engines)
-
     def connect(self) -> wire.EngineReady:
         """Wait until all engines are loaded, without a time limit.
 

@@ -86,7 +86,11 @@ def test_a_request_goes_to_the_engine_that_has_its_beginning(server: RunningServ
 
 
 @pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)]
+    "how",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.soak),
+    ],
 )
 def test_the_loss_of_an_engine_costs_no_stream_a_token(
     server: RunningServer, expected: list[list[tuple[int, ...]]], how: signal.Signals
@@ -122,6 +126,7 @@ def test_requests_of_a_name_are_canceled_at_each_engine(server: RunningServer) -
     wait_for(lambda: engine_values(server, "num_requests_running") == [0, 0], LOAD_TIMEOUT_S)
 
 
+@pytest.mark.soak
 def test_the_loss_of_both_engines_costs_no_stream_a_token(
     server: RunningServer, expected: list[list[tuple[int, ...]]]
 ) -> None:

@@ -246,9 +246,10 @@ class RequestTable:
 
     def tell(self, request_id: str, message: wire.ToEngine) -> None:
         """Send a message about an open request to the engine that knows it, if there is one."""
-        open_request = self._open.get(request_id)
-        if open_request is not None and open_request.engine is not None:
-            self._link.send(message, open_request.engine)
+        with self._lock:  # so that it does not overtake the request
+            open_request = self._open.get(request_id)
+            if open_request is not None and open_request.engine is not None:
+                self._link.send(message, open_request.engine)
 
     def return_lent(self) -> None:
         """Take back the requests with large responses that will not be sent anymore."""
