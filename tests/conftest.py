@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,15 @@ settings.load_profile("tests")
 # A shell that runs the tests in the background makes them ignore Ctrl-C, and so would every
 # program that they start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking at the modules and tests again and again.
+
+    This saves 5% of the processor time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
