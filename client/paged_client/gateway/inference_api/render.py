@@ -98,7 +98,7 @@ def _rendered(
     sampling = body.sampling_fields()
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
-    options = body.stream_options
+    options, prediction = body.stream_options, body.prediction
     return {
         "request_id": id_prefix + uuid.uuid4().hex,
         "model": model,
@@ -107,6 +107,7 @@ def _rendered(
         "stream": body.stream,
         "stream_options": None if options is None else options.model_dump(),
         **given(body, _PASSED_ON),
+        **({} if prediction is None else {"prediction": prediction.text}),
     }
 
 

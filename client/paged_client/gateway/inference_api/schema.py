@@ -83,6 +83,7 @@ class InferenceRequest(EngineFields):
     return_token_ids: bool = False
     cache_hit_threshold: float | None = CACHE_HIT_THRESHOLD
     speculate: bool | None = SPECULATE
+    prediction: str | None = None
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""
@@ -103,7 +104,9 @@ class InferenceRequest(EngineFields):
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
         tools = {} if self.parse_context is None else self.parse_context.tool_fields()
-        own = super().engine_fields() | given(self, ("cache_hit_threshold", "speculate"))
+        own = super().engine_fields() | given(
+            self, ("cache_hit_threshold", "speculate", "prediction")
+        )
         return own | self.sampling_params.sampling_fields() | tools
 
 

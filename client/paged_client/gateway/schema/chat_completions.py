@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.schema.body import INT32_MAX, RequestBody, given
+from paged_client.gateway.schema.body import INT32_MAX, given
 from paged_client.gateway.schema.chat_messages import (
-    MAX_PARTS,
     MAX_TOOLS,
     ChatOptions,
     Messages,
@@ -17,27 +16,6 @@ from paged_client.gateway.schema.chat_messages import (
 )
 from paged_client.gateway.schema.generation import MAX_LOGPROBS, GenerateRequest
 from paged_client.routing import RoutedPrompt
-
-
-class PredictedPart(RequestBody):
-    """A part of a predicted text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Prediction(RequestBody):
-    """A text that an answer may repeat."""
-
-    type: Literal["content"]
-    content: str | Annotated[list[PredictedPart], Field(max_length=MAX_PARTS, fail_fast=True)]
-
-    @property
-    def text(self) -> str:
-        """The whole text."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
 
 
 class ChatRequest(GenerateRequest, ChatOptions):
@@ -53,7 +31,6 @@ class ChatRequest(GenerateRequest, ChatOptions):
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    prediction: Prediction | None = None
     include_reasoning: bool = True
     _prompt: dict[str, Any] = PrivateAttr()
 
@@ -80,8 +57,6 @@ class ChatRequest(GenerateRequest, ChatOptions):
         values["max_tokens"] = self.token_limit
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
-        if self.prediction is not None:
-            values["prediction"] = self.prediction.text
         return values | self._tools()
 
     def _tools(self) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.schema.body import INT32_MAX, RequestBody, given
+from paged_client.gateway.schema.chat_messages import MAX_PARTS
 from paged_client.gateway.schema.prompts import AllowedIds, TokenId
 
 MAX_N = 64
@@ -155,12 +156,34 @@ CACHE_HIT_THRESHOLD: Any = Field(
 SPECULATE: Any = Field(None, description="false: guess no tokens of this answer")
 
 
+class PredictedPart(RequestBody):
+    """A part of a predicted text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(RequestBody):
+    """A text that an answer may repeat."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictedPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class GenerateRequest(GenerateParams, SamplingFields):
     """Fields common to chat and completion requests."""
 
     stream_options: StreamOptions | None = None
     cache_hit_threshold: float | None = CACHE_HIT_THRESHOLD
     speculate: bool | None = SPECULATE
+    prediction: Prediction | None = None
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""
@@ -168,7 +191,10 @@ class GenerateRequest(GenerateParams, SamplingFields):
 
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
-        return super().engine_fields() | given(self, ("cache_hit_threshold", "speculate"))
+        values = super().engine_fields() | given(self, ("cache_hit_threshold", "speculate"))
+        if self.prediction is not None:
+            values["prediction"] = self.prediction.text
+        return values
 
 
 def check_prompt_logprobs(prompt_logprobs: int | None, *, stream: bool) -> None:
