@@ -42,7 +42,9 @@ def torch_threads() -> Iterator[None]:
         pytest.param("phi3", EVEN, [TP2], id="fused projections"),
         pytest.param("glm4", {}, [TP2], id="interleaved rotary pairs"),
         pytest.param("granite", {}, [PP2], id="factors on embeddings, layers and logits"),
-        pytest.param("olmo2", {}, [PP2], id="norms of outputs only"),
+        pytest.param("olmo2", {}, [TP2, PP2], id="norms of outputs, and of all queries together"),
+        pytest.param("olmo3", {}, [TP2_PP2], id="the same with sliding windows"),
+        pytest.param("olmoe", {}, [EP2], id="the same with experts"),
         pytest.param("qwen2-moe", EVEN, [TP2, EP2, TP2_PP2], id="experts, one of them shared"),
         pytest.param(
             "gpt-oss", {}, [TP2, TP2_PP2 | EP2], id="fused experts with biases, sinks, windows"
@@ -162,7 +164,6 @@ def embeddings(engine: Engine, prompts: list[list[int]]) -> torch.Tensor:
     [
         ("smollm", 2, "must divide the model's 3 heads of queries; got 2"),
         ("llama3", 3, "must divide the model's 8 heads of queries; got 3"),
-        ("olmo2", 2, "can only be 1 for Olmo2ForCausalLM, which norms the queries of all heads"),
         ("gpt2", 2, "can only be 1 for GPT2LMHeadModel, for which transformers has no plan"),
         ("cohere2", 3, "must divide the model's 4 num_attention_heads; got 3"),
     ],
