@@ -111,17 +111,14 @@ class StoredFallback:
         """Load the weights, size the KV pool and make the model runner."""
         from paged_backend.models.transformers_model import load_transformers_model
 
-        refuse_stages(ranks, "for a model that transformers computes")
         if ranks.tensor is not None and self.options.enable_expert_parallel:
             raise option_error(
                 "enable_expert_parallel",
                 "can only be false for a model that transformers computes; got true",
             )
-        model = load_transformers_model(
-            self.options, self.config, self.folder, platform, ranks.tensor
-        )
+        model = load_transformers_model(self.options, self.config, self.folder, platform, ranks)
         options = replace(self.options, enforce_eager=True)  # not all of its code can be captured
-        return _with_kv_pool(model, platform, limits, options, ranks=ranks)
+        return _with_kv_pool(model, platform, limits, options, None, ranks, model.windows)
 
 
 def _with_kv_pool(

@@ -178,12 +178,12 @@ def test_models_that_ranks_cannot_divide(
 
 def test_models_that_stages_cannot_compute(tmp_path: Path) -> None:
     make_checkpoint("llama3", tmp_path / "decoder", num_hidden_layers=2)
-    make_checkpoint("cohere2", tmp_path / "fallback")
+    make_checkpoint("gpt2", tmp_path / "fallback")
     make_encoder("bert", tmp_path / "encoder")
     make_reranker("qwen3", tmp_path / "reranker")
     for name, message in (
         ("decoder", "must be at most 2, the number of the model's layers; got 3"),
-        ("fallback", "can only be 1 for a model that transformers computes; got 3"),
+        ("fallback", "can only be 1 for GPT2LMHeadModel, for which transformers has no plan"),
         ("encoder", "can only be 1 for an encoder; got 3"),
         ("reranker", "can only be 1 for a model that scores pairs of texts; got 3"),
     ):
