@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
-from comparison import STEPS, TP2, TP2_PP2, assert_equal
+from comparison import PP2, STEPS, TP2, TP2_PP2, assert_equal
 from oracle import make_engine
 from requests_of_every_sort import all_sorts, answers_of
 
@@ -35,7 +35,7 @@ def test_structured_outputs_and_text_of_the_demo() -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(("family", "layout"), [("cohere2", TP2_PP2), ("gpt_neox", TP2)])
+@pytest.mark.parametrize(("family", "layout"), [("cohere2", PP2), ("gpt_neox", TP2)])
 def test_models_that_transformers_computes(
     family: str, layout: dict[str, object], tmp_path: Path
 ) -> None:
