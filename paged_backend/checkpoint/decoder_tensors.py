@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paged_backend.checkpoint.moe_tensors import moe_tensors
-from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.shape import ModelShape, QKNormScope
 from paged_backend.checkpoint.tensors import Role, Tensors, TensorSpec, linear_tensors
 
 
@@ -40,8 +40,9 @@ def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorS
     yield from linear_tensors("self_attn.o_proj", query, hidden, biases.output, shard=1)
     moe = shape.moe_of(index)
     yield from _mlp_tensors(shape) if moe is None else moe_tensors(moe)
+    shard = 0 if shape.variant.qk_norm is QKNormScope.TOKEN else None
     for name, size in shape.qk_norm_sizes.items():
-        yield f"self_attn.{name}.weight", _norm(shape, size)
+        yield f"self_attn.{name}.weight", _norm(shape, size, shard)
     if shape.variant.sinks:
         yield "self_attn.sinks", TensorSpec((shape.num_heads,), Role.SINKS, shard=0)
 
@@ -54,5 +55,6 @@ def _mlp_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
     yield from linear_tensors("mlp.down_proj", inner, hidden, bias, shard=1)
 
 
-def _norm(shape: ModelShape, size: int) -> TensorSpec:
-    return TensorSpec((size,), Role.OFFSET_NORM if shape.variant.unit_offset else Role.NORM)
+def _norm(shape: ModelShape, size: int, shard: int | None = None) -> TensorSpec:
+    role = Role.OFFSET_NORM if shape.variant.unit_offset else Role.NORM
+    return TensorSpec((size,), role, shard)

@@ -16,7 +16,6 @@ from torch import Tensor
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.moe import ExpertNames, MoeShape
 from paged_backend.checkpoint.registry import tensors_of
-from paged_backend.checkpoint.shape import QKNormScope
 from paged_backend.checkpoint.tensors import Role, TensorSpec
 from paged_backend.checkpoint.tied_embeddings import EMBEDDING, OUTPUT_LAYER
 from paged_backend.values.errors import ConfigError, option_error
@@ -71,14 +70,8 @@ def divide(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> ModelConf
         by_expert: each rank has some of the experts, and not a part of each of them.
 
     Raises:
-        ConfigError: a size does not divide, or ranks cannot compute the model.
+        ConfigError: a size does not divide.
     """
-    if config.variant.qk_norm is QKNormScope.TOKEN:
-        raise option_error(
-            OPTION,
-            f"can only be 1 for {config.architecture}, which norms the queries of all heads "
-            f"together; got {num_ranks}",
-        )
     heads = _part(config.num_heads, num_ranks, "heads of queries")
     moe = None if config.moe is None else _divide_experts(config.moe, num_ranks, by_expert)
     has_mlp = config.moe is None or not all(config.variant.moe_layers or (True,))

@@ -111,17 +111,14 @@ class StoredFallback:
         """Load the weights, size the KV pool and make the model runner."""
         from paged_backend.models.transformers_model import load_transformers_model
 
-        refuse_stages(ranks, "for a model that transformers computes")
         if ranks.tensor is not None and self.options.enable_expert_parallel:
             raise option_error(
                 "enable_expert_parallel",
                 "can only be false for a model that transformers computes; got true",
             )
-        model = load_transformers_model(
-            self.options, self.config, self.folder, platform, ranks.tensor
-        )
+        model = load_transformers_model(self.options, self.config, self.folder, platform, ranks)
         options = replace(self.options, enforce_eager=True)  # not all of its code can be captured
-        return _with_kv_pool(model, platform, limits, options, ranks=ranks)
+        return _with_kv_pool(model, platform, limits, options, None, ranks, model.windows)
 
 
 def _with_kv_pool(
@@ -164,9 +161,7 @@ def _with_kv_pool(
     )
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
     room = torch.tensor([budget, spec.bytes_per_block], device=platform.device)
-    rooms: list[list[int]] = ranks.gather(room).tolist()
-    budget, block_bytes = min(rooms, key=lambda room: room[0] // room[1])
-    num_blocks = _num_blocks(layout, budget, block_bytes, max_model_len)
+    num_blocks = _num_blocks(layout, ranks.gather(room), max_model_len)
     return LoadedModel(
         model=model,
         max_model_len=max_model_len,
@@ -181,9 +176,16 @@ def _with_kv_pool(
     )
 
 
-def _num_blocks(layout: KVCacheLayout, budget: int, block_bytes: int, max_model_len: int) -> int:
-    """Return the number of blocks of `block_bytes` bytes that a rank has room for."""
-    num_blocks = budget // block_bytes
+def _num_blocks(layout: KVCacheLayout, rooms: torch.Tensor, max_model_len: int) -> int:
+    """Return the number of blocks that all ranks have room for.
+
+    Args:
+        layout: the groups of the block tables.
+        rooms: [num_ranks, 2] the bytes of the pool and of a block, for each rank.
+        max_model_len: tokens of the longest sequence.
+    """
+    budget, block_bytes = min(rooms.tolist(), key=lambda room: int(room[0] // room[1]))
+    num_blocks: int = budget // block_bytes
     needed = layout.max_blocks(0, max_model_len) + 1  # one is the null block
     if num_blocks < needed:
         others = " or max_num_batched_tokens" if any(layout.sliding) else ""

@@ -12,7 +12,7 @@ from paged_backend.checkpoint.shape import QKNormScope
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.head_order import row_order
-from paged_backend.models.layers import Kernels, LayerFunctions, NormWeights, QKNorm
+from paged_backend.models.layers import Kernels, NormWeights, QKNorm
 from paged_backend.models.linear import LinearMethod, LinearSpec
 
 
@@ -37,7 +37,7 @@ class Attention:
         if variant.qk_norm is QKNormScope.HEAD:
             self._head_norm = QKNorm(*sizes, config.rms_norm_eps, self._norms)
         elif variant.qk_norm is QKNormScope.TOKEN:
-            self._token_norm = TokenNorm(config, self._norms, kernels.layers)
+            self._token_norm = TokenNorm(config, self._norms, kernels)
         sinks = torch.empty(config.num_heads, device=kernels.device) if variant.sinks else None
         self.layer = AttentionLayer(
             index,
@@ -105,17 +105,17 @@ class TokenNorm:
     `key` [num_kv_heads * head_dim].
     """
 
-    def __init__(self, config: ModelConfig, norms: NormWeights, functions: LayerFunctions) -> None:
+    def __init__(self, config: ModelConfig, norms: NormWeights, kernels: Kernels) -> None:
         self.query, self.key = (norms.empty(size) for size in config.qk_norm_sizes.values())
         self._eps = config.rms_norm_eps
-        self._rms_norm = functions.rms_norm
+        self._norm = kernels.token_norm
 
     def apply(self, qkv: Tensor) -> None:
         """Apply the norms to the queries and keys of `qkv` [num_tokens, size], in place."""
         start = 0
         for weight in (self.query, self.key):
             part = qkv[:, start : start + len(weight)]
-            part.copy_(self._rms_norm(part, weight, self._eps))
+            part.copy_(self._norm(part, weight, self._eps))
             start += len(weight)
 
 

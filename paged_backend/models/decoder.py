@@ -141,7 +141,6 @@ class Decoder:
         """Compute the last hidden states, see `Model.forward`."""
         return self.run_layers(self.embed(input_ids), attention, meta, logits_indices)
 
-    @torch.inference_mode()
     def run_layers(
         self,
         hidden: Tensor,
@@ -183,7 +182,6 @@ class Decoder:
             raise TypeError("the model was loaded without its output layer")
         return self._lm_head
 
-    @torch.inference_mode()
     def embed(self, input_ids: Tensor) -> Tensor:
         """Compute the tokens' embeddings [num_tokens, hidden_size]."""
         if self._embedding is None:

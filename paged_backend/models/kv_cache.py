@@ -143,7 +143,10 @@ class KVCacheSpec:
                     f"{first.index}; the KV heads of all layers must be alike"
                 )
         if groups is None:
-            groups = group_layers([layer.window for layer in layers], max_model_len)
+            groups = tuple(
+                KVCacheGroup(group.window, tuple(layers[place].index for place in group.layers))
+                for group in group_layers([layer.window for layer in layers], max_model_len)
+            )
         return cls(groups, *sizes, block_size, stored.dtype, stored.scales)
 
     @property

@@ -111,6 +111,16 @@ class Kernels(Protocol):
         """Allocate the experts of a layer."""
         ...
 
+    def token_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Compute the RMS norm of the queries, or of the keys, of all heads of a token together.
+
+        Args:
+            x: [rows, size] those of this rank.
+            weight: [size] the weight of them.
+            eps: epsilon of the norm.
+        """
+        ...
+
     def prompt_attention(self, lengths: Sequence[int]) -> AttentionStep:
         """Make the bidirectional attention over the whole prompts of a step.
 
@@ -187,6 +197,7 @@ class QuantizedKernels:
         self.device = kernels.device
         self.dtype = kernels.dtype
         self.layers = kernels.layers
+        self.token_norm = kernels.token_norm
         self.prompt_attention = kernels.prompt_attention
         self.embedding = kernels.embedding
         self._kernels = kernels

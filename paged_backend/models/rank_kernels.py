@@ -64,6 +64,16 @@ class RankKernels:
         local = self._kernels.embedding(share.shape[0], hidden_size)
         return DividedEmbedding(local, share.shape[0], self._division.group)
 
+    def token_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Compute the RMS norm of the queries, or of the keys, of all heads of a token together.
+
+        Each rank has some of the heads. If several ranks have the same one, all heads count alike.
+        """
+        group, values = self._division.group, x.float()
+        total = group.sum(values.square().sum(1, keepdim=True))
+        scale = torch.rsqrt(total / (x.shape[1] * group.size) + eps)
+        return (values * scale * weight).to(x.dtype)
+
     def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
         """Allocate the experts of a layer."""
         group, spec = self._division.group, replace(spec, division=self._division)

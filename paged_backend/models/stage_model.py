@@ -21,7 +21,10 @@ from paged_backend.models.division import Group
 
 @runtime_checkable
 class Divisible(LoadableModel, Protocol):
-    """A model that can be built with the layers of a stage only (`ModelShape.stage`)."""
+    """A model that can be built with the layers of a stage only (`ModelShape.stage`).
+
+    The caller of its methods is in torch's inference mode.
+    """
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Compute what the first layer reads, [num_tokens, hidden_size]."""
@@ -49,7 +52,9 @@ class Divisible(LoadableModel, Protocol):
 
 
 class StageModel:
-    """See :class:`~paged_backend.models.base.Model`; all ranks return the same.
+    """See :class:`~paged_backend.models.base.Model`.
+
+    All ranks get the same logits, or the same hidden states of a model without an output layer.
 
     Args:
         part: the stage of this rank.

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.fallback_config import FallbackConfig
+from paged_backend.checkpoint.shape import Windows
+from paged_backend.checkpoint.stages import Stage, stage_of
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
-from paged_backend.models.division import Division, Group
+from paged_backend.models.division import ONE_RANK, Division, Group, Ranks
 from paged_backend.models.loader import decoder_max_model_len
 from paged_backend.models.rank_kernels import RankKernels
 from paged_backend.models.transformers_attention import NAME, LayerFinder, PagedStep, attend_with
@@ -35,9 +37,13 @@ from paged_backend.models.transformers_loading import (
     refuse_tensors,
     tensor_names,
 )
+from paged_backend.models.transformers_stages import check_plan, keep_stage
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.options.model import ModelOptions
 from paged_backend.values.validation import shorten
+
+# What code of a model raises that finds other layers or arguments than it expects.
+_MISUSES = ValueError, TypeError, LookupError, AttributeError
 
 
 class TransformersModel:
@@ -49,7 +55,10 @@ class TransformersModel:
         self.config = config
         self.max_model_len = max_model_len
         self.attention_layers: Sequence[AttentionLayer] = ()
+        self.windows: Windows = ()
         self._model = model
+        self._layers: Sequence[AttentionLayer] = ()
+        self._pipeline: Group | None = None
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
@@ -70,7 +79,15 @@ class TransformersModel:
         self._model.set_attn_implementation(NAME)
         with attend_with(finder):
             self._call(tokens, torch.arange(2, device=tokens.device))
-        self.attention_layers = finder.layers(self._model.config.get_text_config(decoder=True))
+        layers = finder.layers(self._model.config.get_text_config(decoder=True))
+        self.attention_layers = self._layers = layers
+        self.windows = tuple(layer.window for layer in layers)
+
+    def divide(self, stage: Stage, pipeline: Group) -> None:
+        """Keep the layers of a stage only; the layers have been found before."""
+        keep_stage(self._model, stage, pipeline)
+        self._pipeline = pipeline
+        self.attention_layers = [self._layers[index] for index in stage.layers]
 
     @torch.inference_mode()
     def forward(
@@ -84,15 +101,20 @@ class TransformersModel:
         options: dict[str, Any] = {}
         if self._keeps_rows and logits_indices is not None:
             options["logits_to_keep"] = logits_indices
-        with attend_with(PagedStep(attention, meta, self.attention_layers)):
+        with attend_with(PagedStep(attention, meta, self._layers)):
             logits = self._call(input_ids.unsqueeze(0), meta.positions, **options)
         if self._keeps_rows or logits_indices is None:
             return logits
         return logits[logits_indices]
 
+    @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits that `forward` has computed."""
-        return hidden
+        """Return the logits that `forward` has computed, in the last stage if there are several."""
+        if self._pipeline is None:
+            return hidden
+        logits = hidden.contiguous()
+        self._pipeline.broadcast(logits, self._pipeline.size - 1)
+        return logits
 
     def _call(self, input_ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
         output = self._model(
@@ -110,13 +132,13 @@ def load_transformers_model(
     config: FallbackConfig,
     folder: Path,
     kernels: AttentionKernels,
-    group: Group | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> TransformersModel:
     """Load the checkpoint in `folder` with transformers, and connect it to the paged KV cache.
 
     Before the model serves, its logits through the paged cache, in chunks and with another
-    sequence, are compared with the logits of its own attention. Each rank of a group loads the
-    whole model first. Then its layers are divided, and its logits are compared with those before.
+    sequence, are compared with the logits of its own attention. Each of several ranks loads the
+    whole model first. Then the model is divided, and its logits are compared with those before.
 
     Raises:
         ConfigError: transformers cannot load it, or it cannot use the paged KV cache.
@@ -128,6 +150,9 @@ def load_transformers_model(
     check_rope(model.config.get_text_config(decoder=True), config.architecture, max_model_len)
     loaded = TransformersModel(config, max_model_len, model)
     prompts = check_prompts(config.vocab_size, max_model_len)
+    group, pipeline = ranks.tensor, ranks.pipeline
+    if pipeline is not None:
+        check_plan(model, pipeline)
     shares = None if group is None else plan_shares(model, LINEAR_CLASSES, group)
     division = None if group is None or shares is None else Division(group, shares)
     layer_kernels = kernels if division is None else RankKernels(kernels, division)
@@ -140,15 +165,27 @@ def load_transformers_model(
         actual = paged_logits(loaded, prompts, kernels)
     except ConfigError:
         raise
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-        line = " ".join(str(error).split())
-        raise ConfigError(f"the model cannot use the paged KV cache: {shorten(line)}") from error
+    except (RuntimeError, *_MISUSES) as error:
+        raise _refused("the model cannot use the paged KV cache", error) from error
     exact = kernels.dtype == kernels.kv_dtypes[0] == torch.float32
     compare(expected, actual, "the model cannot use the paged KV cache: its logits", exact=exact)
     if division is not None:
         problem = "option tensor_parallel_size can only be 1 for this model: its logits"
         compare([whole], [expected[1]], problem, exact=exact)
+    if pipeline is not None:
+        problem = "option pipeline_parallel_size can only be 1 for this model"
+        loaded.divide(stage_of(len(loaded.windows), pipeline.rank, pipeline.size), pipeline)
+        try:
+            parts = paged_logits(loaded, prompts, kernels)
+            divided = [loaded.compute_logits(part) for part in parts]
+        except _MISUSES as error:
+            raise _refused(problem, error) from error
+        compare(expected, divided, f"{problem}: its logits", exact=exact)
     return loaded
+
+
+def _refused(problem: str, error: Exception) -> ConfigError:
+    return ConfigError(f"{problem}: {shorten(' '.join(str(error).split()))}")
 
 
 def _check_complete(folder: Path, model: Any, info: dict[str, Any]) -> None:

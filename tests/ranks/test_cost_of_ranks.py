@@ -75,11 +75,14 @@ def test_the_pool_of_a_stage_has_its_layers_only(tmp_path: Path) -> None:
     assert len({worker.info.kv_layout for worker in workers}) == 1
 
 
-@pytest.mark.parametrize("layout", [TP2, PP2, TP2_PP2], ids=["TP", "PP", "TP x PP"])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("llama3", TP2), ("llama3", PP2), ("llama3", TP2_PP2), ("olmo2", TP2_PP2)],
+)
 def test_the_traffic_of_a_token_is_as_little_as_computed(
-    layout: dict[str, int], tmp_path: Path
+    family: str, layout: dict[str, int], tmp_path: Path
 ) -> None:
-    make_checkpoint("llama3", tmp_path, **EVEN, num_hidden_layers=4)
+    make_checkpoint(family, tmp_path, **EVEN, num_hidden_layers=4)
     config = load_model_config(tmp_path)
     width, depth = layout.get("tensor_parallel_size", 1), layout.get("pipeline_parallel_size", 1)
     engine = make_ranks_engine(tmp_path, **layout)
@@ -96,6 +99,8 @@ def test_the_traffic_of_a_token_is_as_little_as_computed(
         if stage.is_last:
             sums -= 2 * (rows - num_tokens)
         numbers = (width - 1) * sums * config.hidden_size
+        if family == "olmo2":  # the norms of queries and of keys
+            numbers += (width - 1) * 2 * len(stage.layers) * rows
         if stage.is_last:
             numbers += (width - 1) * num_tokens * config.vocab_size // width
             numbers += (depth - 1) * num_tokens * config.vocab_size

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
-from comparison import STEPS, TP2_PP2, assert_equal
+from comparison import PP2, STEPS, TP2, TP2_PP2, assert_equal
 from oracle import make_engine
 from requests_of_every_sort import all_sorts, answers_of
 
@@ -35,14 +35,16 @@ def test_structured_outputs_and_text_of_the_demo() -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("family", ["cohere2", "gpt_neox"])
-def test_models_that_transformers_computes(family: str, tmp_path: Path) -> None:
-    """One has sliding windows, the other fused projections and biases."""
+@pytest.mark.parametrize(("family", "layout"), [("cohere2", PP2), ("gpt_neox", TP2)])
+def test_models_that_transformers_computes(
+    family: str, layout: dict[str, object], tmp_path: Path
+) -> None:
+    """One has sliding windows and a tied embedding, the other fused projections and biases."""
     make_checkpoint(family, tmp_path)
-    one, two = (
-        answers_of(make_engine(tmp_path, **STEPS, tensor_parallel_size=number)) for number in (1, 2)
-    )
-    assert_equal(one, two, preempted=False)
+    one, several = (make_engine(tmp_path, **STEPS, **options) for options in ({}, layout))
+    assert_equal(answers_of(one), answers_of(several), preempted=False)
+    for name in ("weight_bytes", "kv_bytes_per_token"):
+        assert getattr(several.executor.info, name) < 0.75 * getattr(one.executor.info, name)
 
 
 # --- ends of ranks -------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from encoders import make_encoder
 from quantized_checkpoints import awq, fp8, gptq, quantize_checkpoint
 from ranks_in_threads import load_first_rank, make_ranks_engine, torch_threads_restored
 from rerankers import make_reranker
+from safetensors.torch import load_file, save_file
 
 from paged_backend.engine.engine import Engine
 from paged_backend.values.errors import ConfigError
@@ -42,7 +43,9 @@ def torch_threads() -> Iterator[None]:
         pytest.param("phi3", EVEN, [TP2], id="fused projections"),
         pytest.param("glm4", {}, [TP2], id="interleaved rotary pairs"),
         pytest.param("granite", {}, [PP2], id="factors on embeddings, layers and logits"),
-        pytest.param("olmo2", {}, [PP2], id="norms of outputs only"),
+        pytest.param("olmo2", {}, [TP2, PP2], id="norms of outputs, and of all queries together"),
+        pytest.param("olmo3", {}, [TP2_PP2], id="the same with sliding windows"),
+        pytest.param("olmoe", {}, [EP2], id="the same with experts"),
         pytest.param("qwen2-moe", EVEN, [TP2, EP2, TP2_PP2], id="experts, one of them shared"),
         pytest.param(
             "gpt-oss", {}, [TP2, TP2_PP2 | EP2], id="fused experts with biases, sinks, windows"
@@ -57,9 +60,16 @@ def test_tokens_are_those_of_one_rank(
 
 
 def test_three_stages_that_have_different_layers(tmp_path: Path) -> None:
-    """Only the second stage has a layer that sees all positions."""
+    """Only the second stage has a layer that sees all positions.
+
+    The embedding, which is also the output layer, is stored by the name of the latter.
+    """
     layers = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention"]
     make_checkpoint("gemma3", tmp_path, num_hidden_layers=5, layer_types=layers)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, file, {"format": "pt"})
     compare(tmp_path, [{"pipeline_parallel_size": 3}], tolerance=0)
 
 
@@ -162,7 +172,6 @@ def embeddings(engine: Engine, prompts: list[list[int]]) -> torch.Tensor:
     [
         ("smollm", 2, "must divide the model's 3 heads of queries; got 2"),
         ("llama3", 3, "must divide the model's 8 heads of queries; got 3"),
-        ("olmo2", 2, "can only be 1 for Olmo2ForCausalLM, which norms the queries of all heads"),
         ("gpt2", 2, "can only be 1 for GPT2LMHeadModel, for which transformers has no plan"),
         ("cohere2", 3, "must divide the model's 4 num_attention_heads; got 3"),
     ],
@@ -177,12 +186,12 @@ def test_models_that_ranks_cannot_divide(
 
 def test_models_that_stages_cannot_compute(tmp_path: Path) -> None:
     make_checkpoint("llama3", tmp_path / "decoder", num_hidden_layers=2)
-    make_checkpoint("cohere2", tmp_path / "fallback")
+    make_checkpoint("gpt2", tmp_path / "fallback")
     make_encoder("bert", tmp_path / "encoder")
     make_reranker("qwen3", tmp_path / "reranker")
     for name, message in (
         ("decoder", "must be at most 2, the number of the model's layers; got 3"),
-        ("fallback", "can only be 1 for a model that transformers computes; got 3"),
+        ("fallback", "can only be 1 for GPT2LMHeadModel, for which transformers has no plan"),
         ("encoder", "can only be 1 for an encoder; got 3"),
         ("reranker", "can only be 1 for a model that scores pairs of texts; got 3"),
     ):

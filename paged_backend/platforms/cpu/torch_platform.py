@@ -71,6 +71,10 @@ class TorchPlatform:
         """Allocate the experts of a layer."""
         return TorchExperts(spec, self.dtype, self.device)
 
+    def token_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Compute the RMS norm of the queries, or of the keys, of all heads of a token together."""
+        return self.layers.rms_norm(x, weight, eps)
+
     def prompt_attention(self, lengths: Sequence[int]) -> AttentionStep:
         """Make the bidirectional attention over the whole prompts of a step."""
         return PackedPrompts(lengths, self.device)

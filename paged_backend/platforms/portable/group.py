@@ -71,15 +71,15 @@ class TorchGroup:
         return out
 
     def send(self, x: Tensor, to: int) -> None:
-        """Send a contiguous tensor to a rank that receives it."""
+        """Send a contiguous tensor to the rank `to`, which receives it."""
         torch.ops.paged_backend.send(x, to, self._number)
 
     def receive(self, x: Tensor, source: int) -> None:
-        """Fill a contiguous tensor with the one of its shape that a rank sends."""
+        """Fill `x`, contiguous, with the tensor of the same shape that the rank `source` sends."""
         torch.ops.paged_backend.receive(x, source, self._number)
 
     def broadcast(self, x: Tensor, source: int) -> None:
-        """Fill `x`, contiguous and of one shape, with the tensor that the rank `source` has."""
+        """Fill `x`, contiguous, with the tensor of the same shape that the rank `source` has."""
         if x.numel():
             torch.ops.paged_backend.broadcast(x, source, self._number)
 
