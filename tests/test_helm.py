@@ -13,7 +13,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -540,12 +540,22 @@ def test_the_pods_of_a_group_answer_together(tmp_path: Path) -> None:
     assert program == "paged-backend"
     arguments = [each.replace("/run/secrets", f"{tmp_path}/run/secrets") for each in arguments]
     command = [sys.executable, "-m", "paged_backend.cli", *arguments]
-    with (
-        running(command, group | {"LWS_WORKER_INDEX": "1"}, tmp_path / "log-of-the-worker"),
-        ReservedEndpoints("127.0.0.1", http_port=0, grpc_port=0, metrics_port=0) as reserved,
-        server(manifests, reserved.endpoints, tmp_path, group | {"LWS_WORKER_INDEX": "0"}),
-        gateway(manifests, reserved.endpoints, tmp_path) as door,
-    ):
+    environment, log = group | {"LWS_WORKER_INDEX": "1"}, tmp_path / "log-of-the-worker"
+    with ExitStack() as started:
+        worker = started.enter_context(running(command, environment, log))
+        reserved = started.enter_context(
+            ReservedEndpoints("127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
+        )
+        leader = group | {"LWS_WORKER_INDEX": "0"}
+        started.enter_context(server(manifests, reserved.endpoints, tmp_path, leader))
+        door = started.enter_context(gateway(manifests, reserved.endpoints, tmp_path))
         status, text = get(door, "/v1/chat/completions", CHAT, key="key-of-the-test")
         assert status == 200 and "Return the number of items in a container." in text
-    assert "node 1 loads" in (tmp_path / "log-of-the-worker").read_text()
+        assert "node 1 loads" in log.read_text()
+        # Another pod takes the place of one that is lost, and joins the server's next engine.
+        worker.kill()
+        worker.wait()
+        started.enter_context(running(command, environment, log))
+        status, text = get(door, "/v1/chat/completions", CHAT, key="key-of-the-test")
+        assert status == 200 and "Return the number of items in a container." in text
+        assert "node 1 loads" in log.read_text()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Event, Thread
 
+from paged_backend.values.nodes import without_key
 from paged_backend.values.server_memory import without_heap_variables
 
 MODULE = "paged_backend.engine.rank_process"
@@ -85,7 +86,7 @@ class RankProcesses:
 def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
     """Start a rank with this interpreter; -P keeps it from importing the working directory."""
     command = [sys.executable, "-P", "-m", MODULE, str(folder), str(rank), str(os.getpid())]
-    environment = without_heap_variables(os.environ)
+    environment = without_key(without_heap_variables(os.environ))
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
 
 

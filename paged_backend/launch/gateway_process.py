@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 from paged_backend.launch.ports import listen, reachable
 from paged_backend.launch.server_process import LaunchError
 from paged_backend.launch.tied_process import tied_command
+from paged_backend.values.nodes import without_key
 
 _DRAIN_TIMEOUT_S = 20.0
 _CLOSE_TIMEOUT_S = 20.0  # after the drain
@@ -43,6 +45,7 @@ class GatewayProcess:
             pass_fds=(listener.fileno(),),
             stdin=subprocess.DEVNULL,
             process_group=0,
+            env=without_key(os.environ),
         )
         listener.close()
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from paged_backend.values.nodes import without_key
+
 START_LIMIT_S = 60.0  # for a new process to be ready, on a busy machine
 _KILL_LIMIT_S = 5.0
 _LOOK_S = 0.25  # between two looks at a process that does not answer
@@ -50,7 +52,11 @@ class SandboxProcess:
         self._subject = subject
         self._name = f"the process of {subject}s"
         self._process = subprocess.Popen(
-            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=without_key(os.environ),
         )
         self.end: Callable[[], object] = weakref.finalize(self, _end, self._process)
         self._was_ready = False

@@ -99,6 +99,11 @@ def read_key(options: NodeOptions, environment: Mapping[str, str]) -> bytes:
     return key.encode()
 
 
+def without_key(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for a child process that has no use for the secret."""
+    return {name: value for name, value in environment.items() if name != KEY_VARIABLE}
+
+
 def _read_private(path: Path) -> str:
     check_regular(path)
     # Kubernetes lets the group of a pod read its secrets.

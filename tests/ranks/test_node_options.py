@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paged_backend.cli import main
+from paged_backend.engine.rank_processes import _start
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.nodes import Nodes, read_key
 from paged_backend.values.options.nodes import NodeOptions
@@ -85,6 +86,15 @@ def test_the_secret_comes_from_a_private_file_or_the_environment(tmp_path: Path)
         read_key(NodeOptions(), {"PAGED_CLUSTER_KEY": "short"})
     with pytest.raises(ConfigError, match="cannot read"):
         read_key(NodeOptions(cluster_key_file=str(tmp_path / "missing")), {})
+
+
+def test_ranks_do_not_get_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGED_CLUSTER_KEY", "k" * 32)
+    process = _start(tmp_path, 1)
+    environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    process.kill()
+    process.wait()
+    assert b"PATH=" in environment and b"PAGED_CLUSTER_KEY" not in environment
 
 
 @pytest.mark.parametrize(
