@@ -7,6 +7,7 @@ from typing import NamedTuple
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.sequence import Sequence
 from paged_backend.values.outputs import FinishReason
+from paged_backend.values.options.speculation import MAX_DRAFTS
 from paged_backend.values.request import Request
 
 
@@ -74,4 +75,6 @@ def max_draft_tokens(seq: Sequence) -> int:
     A step with n drafts samples up to n + 1 tokens, which must not exceed ``max_tokens`` or
     ``max_model_len``. The result is 0 if :func:`can_be_drafted` is False.
     """
-    return max(0, seq.max_num_tokens - seq.num_tokens - 1) if can_be_drafted(seq) else 0
+    if not can_be_drafted(seq):
+        return 0
+    return min(max(0, seq.max_num_tokens - seq.num_tokens - 1), MAX_DRAFTS)

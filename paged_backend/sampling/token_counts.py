@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_backend.core.scheduled_batch import SampleSpec
+from paged_backend.values.options.speculation import MAX_DRAFTS
 
 
 class _Stack:
@@ -52,11 +53,17 @@ class TokenCounts:
     def update(self, spec: SampleSpec) -> None:
         """Count the tokens before the sample.
 
-        Tokens that were counted for an earlier sample may have been drafts. They were right before
-        the first wrong one, so that no token but the last one before this sample can be another.
+        Tokens that were counted for an earlier sample may have been drafts. Those from the first
+        wrong one on are taken back; a grammar may have forced other tokens after it.
         """
-        while self._output and len(self._output) >= spec.num_output_tokens:
+        while len(self._output) > spec.num_output_tokens:
             self._take_back()
+        start = max(0, len(self._output) - MAX_DRAFTS)
+        first = spec.num_prompt_tokens + start
+        known = spec.token_ids[first : spec.num_prompt_tokens + len(self._output)]
+        while self._output[start:] != known:
+            self._take_back()
+            known.pop()
         first = spec.num_prompt_tokens + len(self._output)
         for token in spec.token_ids[first : spec.position]:
             self._count(token)

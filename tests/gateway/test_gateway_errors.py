@@ -69,6 +69,12 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(gateway, request_):
         (text(logit_bias={"a": 1}), "logit_bias.a", "must match pattern"),
         (text(best_of=2), "best_of", "is not supported yet, except for the value of n"),
         (text(suffix="."), "suffix", "is not supported yet"),
+        (
+            text(prediction={"type": "content", "content": "x"}),
+            "prediction",
+            "the engine does not speculate (speculative_config)",
+        ),
+        (chat(prediction={"type": "x"}), "prediction.type", "must be"),
         (text(use_beam_search=True), "use_beam_search", "is not supported yet"),
         (text(guided_json={"not": {}}), "guided_json", "not"),
         (text(prompt=[]), "prompt", "must be a text, token ids, or a list of either"),

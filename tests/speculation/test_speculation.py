@@ -115,6 +115,7 @@ def test_texts_with_stop_strings_and_structured_outputs_are_the_same() -> None:
         "Repeat: a b c d, a b c d, a b c d, a b",
         "Answer in JSON:",
         "List: 1, 2, 3, 1, 2, 3",
+        "Say:",
     ]
     schema = {"type": "array", "items": {"enum": ["left", "right"]}, "minItems": 6, "maxItems": 9}
     params = [
@@ -123,6 +124,14 @@ def test_texts_with_stop_strings_and_structured_outputs_are_the_same() -> None:
             max_tokens=60, temperature=0, structured_outputs=StructuredOutputsParams(json=schema)
         ),
         SamplingParams(max_tokens=60, temperature=0.3, seed=5),
+        # Tokens that the grammar forces follow a wrong guess, and penalties count them.
+        SamplingParams(
+            max_tokens=60,
+            temperature=0,
+            frequency_penalty=0.2,
+            repetition_penalty=1.1,
+            structured_outputs=StructuredOutputsParams(regex="([a-c]{2}, ){20}"),
+        ),
     ]
     texts = []
     for config in (None, SUFFIX):
