@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.sequence import Sequence
-from paged_backend.values.outputs import FinishReason
 from paged_backend.values.options.speculation import MAX_DRAFTS
+from paged_backend.values.outputs import FinishReason
 from paged_backend.values.request import Request
 
 
