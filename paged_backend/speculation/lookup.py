@@ -42,7 +42,7 @@ class _Text:
 
     seq: Sequence
     index: TokenIndex
-    predicted: TokenIndex | None  # of the request's prediction, if it has one
+    predicted: TokenIndex | None  # tokens of the prediction, if the request has one
     acceptance: Acceptance = field(default_factory=Acceptance)
     guess: _Guess | None = None  # the newest one, whether or not a step has verified it
     num_failures: int = 0  # searches since the last right guess

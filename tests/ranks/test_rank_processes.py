@@ -106,7 +106,7 @@ def test_a_rank_that_computes_something_else_is_found(
 ) -> None:
     make_checkpoint("llama3", tmp_path)
     engine = make_engine(tmp_path, tensor_parallel_size=2)
-    sampler = engine.executor.model_runner._sampler
+    sampler = engine.executor.model_runner.sampler
     monkeypatch.setattr(sampler, "sample", lambda logits, samples: [5] * len(samples))
     with pytest.raises(EngineDead, match="rank 1 has computed another result than rank 0"):
         answers_of(engine)
