@@ -274,6 +274,21 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none():
     assert num_steps(PrecomputedDrafter(4, 1)) == 1 + 12  # 2 tokens each
 
 
+def test_a_decode_goes_on_before_the_blocks_of_wrong_drafts():
+    """A long wrong draft leaves blocks behind, into which the next tokens must not be written."""
+
+    class Once(PrecomputedDrafter):
+        def propose(self, sequences, budget):
+            return {} if self.num_proposed else super().propose(sequences, budget)
+
+    for windows in [(None,), (None, 5)]:
+        engine = EngineWithoutModel(drafter=Once(9, 0), windows=windows)
+        request = make_request("r", range(1, 7), max_tokens=25, ignore_eos=True)
+        engine.add(request)
+        engine.run()
+        assert engine.tokens["r", 0] == expected_tokens(request, derive_seed(1, 0), 64)
+
+
 def test_a_draft_that_finds_no_blocks_preempts_nobody():
     """Each of two sequences has room for its next token, and for no more."""
     engine = EngineWithoutModel(num_blocks=5, max_model_len=8, drafter=PrecomputedDrafter(6, 6))
