@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,8 +25,9 @@ class TokenIndex:
 
     It works like the search for repetitions in DEFLATE (RFC 1951, section 4): a table holds the
     newest place of each run of `key_length` tokens by its hash, and a chain leads from each place
-    to the one before it with the same hash. Its memory is 16 bytes per token of the window. Tokens
-    that leave the window are forgotten, without any work.
+    to the one before it with the same hash. A place is the number of tokens up to the end of the
+    run, so that 0 stands for none. Its memory is 16 bytes per token of the window. Tokens that
+    leave the window are forgotten, without any work.
 
     Args:
         window: number of tokens that are kept; it is rounded up to a power of two.
@@ -41,9 +41,16 @@ class TokenIndex:
         self._key_length = key_length
         self._num_tokens = 0
         self._first = 0  # number of tokens that were forgotten
-        self._tokens = array("i", [0]) * (1 << bits)
-        self._newest = array("q", [-1]) * (1 << bits)  # by hash; -1 where there is none
-        self._before = array("i", [0]) * (1 << bits)  # by place: the distance to the one before it
+        # Views, because a loop reads them faster than arrays.
+        self._tokens = np.zeros(1 << bits, np.int32).data
+        self._newest = np.zeros(1 << bits, np.int64).data  # place by hash
+        # By place: the distance to the one before it.
+        self._before = np.zeros(1 << bits, np.int32).data
+
+    @property
+    def window(self) -> int:
+        """Number of tokens that are kept."""
+        return self._mask + 1
 
     @property
     def num_tokens(self) -> int:
@@ -118,9 +125,7 @@ class TokenIndex:
         text = np.concatenate([known, token_ids])
         first, mask = self._num_tokens, self._mask
         self._num_tokens += len(token_ids)
-        np.frombuffer(self._tokens, np.int32)[(first + np.arange(len(token_ids))) & mask] = (
-            token_ids
-        )
+        np.asarray(self._tokens)[(first + np.arange(len(token_ids))) & mask] = token_ids
         num_keys = len(text) - self._key_length + 1
         if num_keys <= 0:
             return
@@ -135,9 +140,9 @@ class TokenIndex:
         order = np.argsort(hashes, kind="stable")
         hashes, ends = hashes[order].astype(np.int64), ends[order]
         is_first = np.append(True, hashes[1:] != hashes[:-1])
-        newest = np.frombuffer(self._newest, np.int64)
+        newest = np.asarray(self._newest)
         earlier = np.where(is_first, newest[hashes], np.roll(ends, 1))
-        np.frombuffer(self._before, np.int32)[ends & mask] = np.minimum(ends - earlier, mask + 1)
+        np.asarray(self._before)[ends & mask] = np.minimum(ends - earlier, mask + 1)
         is_last = np.append(is_first[1:], True)
         newest[hashes[is_last]] = ends[is_last]
 
