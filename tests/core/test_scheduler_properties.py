@@ -52,8 +52,8 @@ drafters = st.one_of(
     st.just(lambda: None),
     st.builds(
         lambda length, num_right: lambda: PrecomputedDrafter(length, num_right),
-        st.integers(1, 6),
-        st.sampled_from([0, 1, 6]),
+        st.integers(1, 12),
+        st.sampled_from([0, 1, 6, 12]),
     ),
     st.integers(0, 9).map(lambda seed: lambda: RandomDrafter(seed)),
     # Requests with equal prompts and seeds have equal answers, which it finds.
