@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
+from paged_backend.core.sequence import Sequence
 from paged_backend.speculation.token_index import SEPARATOR, TokenIndex
 from paged_backend.values.request import Request
 
@@ -36,10 +37,15 @@ class Answers:
         found = self._by_owner.get(_owner(request))
         return None if found is None else found.index
 
-    def add(self, request: Request, token_ids: list[int]) -> None:
-        """Keep an answer, as soon as it is read. Of too many at once, the oldest are dropped."""
-        if self._max_requests and len(token_ids) > self._key_length:
-            self._pending.append((_owner(request), token_ids[-_MAX_ANSWER:]))
+    def add(self, seq: Sequence) -> None:
+        """Keep the answer of a sequence that has ended, as soon as it is read.
+
+        If too many end at once, the oldest of them are dropped.
+        """
+        end = seq.num_known_tokens
+        start = max(seq.num_prompt_tokens, end - _MAX_ANSWER)
+        if self._max_requests and end - start > self._key_length:
+            self._pending.append((_owner(seq.request), seq.token_ids[start:end]))
 
     def read(self, limit: int) -> int:
         """Read the next answers, until at least `limit` tokens are read; return their number.

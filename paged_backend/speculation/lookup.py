@@ -169,8 +169,7 @@ class LookupDrafter:
         for seq in gone:
             del self._texts[seq.seq_id]
             if seq.is_finished:
-                answer = seq.token_ids[seq.num_prompt_tokens : seq.num_known_tokens]
-                self._answers.add(seq.request, answer)
+                self._answers.add(seq)
 
     def _chosen(self, texts: list[_Text], num_sequences: int, budget: int) -> dict[int, list[int]]:
         """Return as many tokens of the texts' guesses as pay, by ``seq_id``."""
@@ -219,6 +218,8 @@ class LookupDrafter:
         needed = self._min_share * len(texts)
         guess: list[int] = []
         while len(guess) < number:
+            if texts.count(texts[0]) == len(texts):  # nothing is left to vote about
+                return texts[0]
             place = len(guess)
             votes = Counter(text[place] for text in texts if len(text) > place)
             if not votes:

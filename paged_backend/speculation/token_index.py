@@ -85,8 +85,9 @@ class TokenIndex:
         best, ends = 0, list[int]()
         max_length = min(max_length, len(tail))
         if max_length >= self._key_length:
+            whole = list(tail[-max_length:])
             for end in self._places(self._hash(tail[-self._key_length :])):
-                length = self._match_length(tail, end, max_length)
+                length = self._match_length(whole, end)
                 if length > best:
                     best, ends = length, []
                 if length == best:
@@ -95,8 +96,7 @@ class TokenIndex:
 
     def following(self, end: int, count: int) -> list[int]:
         """Return up to `count` tokens that follow a place, in the same text."""
-        tokens, mask = self._tokens, self._mask
-        found = [tokens[i & mask] for i in range(end, min(end + count, self._num_tokens))]
+        found = self._slice(end, min(end + count, self._num_tokens))
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
 
     @property
@@ -104,8 +104,13 @@ class TokenIndex:
         return max(self._num_tokens - self._mask - 1, self._first)
 
     def _last(self, number: int) -> list[int]:
-        end = self._num_tokens
-        return [self._tokens[i & self._mask] for i in range(end - number, end)]
+        return self._slice(self._num_tokens - number, self._num_tokens)
+
+    def _slice(self, start: int, end: int) -> list[int]:
+        first, number = start & self._mask, end - start
+        found: list[int] = self._tokens[first : first + number].tolist()
+        # The rest lies at the start of the ring.
+        return found + self._tokens[: number - len(found)].tolist()
 
     def _hash(self, key: Sequence[int]) -> int:
         value = 0
@@ -157,9 +162,11 @@ class TokenIndex:
                 yield place
             place -= self._before[place & self._mask]
 
-    def _match_length(self, tail: Sequence[int], end: int, max_length: int) -> int:
+    def _match_length(self, tail: list[int], end: int) -> int:
+        limit = min(len(tail), end - self._oldest)
+        if limit == len(tail) and self._slice(end - limit, end) == tail:
+            return limit
         tokens, mask = self._tokens, self._mask
-        limit = min(max_length, end - self._oldest)
         for i in range(1, limit + 1):
             if tokens[(end - i) & mask] != tail[-i]:
                 return i - 1
