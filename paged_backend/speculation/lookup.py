@@ -3,7 +3,8 @@
 - ``ngram`` is prompt lookup decoding (Saxena, 2023): the last n tokens have occurred before in the
   prompt or the answer, and what followed them then may follow them now.
 - ``suffix`` is suffix decoding (Oliaro et al., SuffixDecoding, 2024): it also looks into earlier
-  answers of the tenant, takes the longest match, and guesses more after a longer match.
+  answers of the tenant, takes the longest match, and guesses more after a longer match. It compares
+  only the newest places with the same last token.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _WINDOW = 2**16  # tokens of a sequence that are searched, which take a MiB
 _MAX_READ = 2**12  # tokens that a step adds to indexes, so that a long text delays nobody
 # If only drafts that are likelier than this pay, nothing is searched: they would give 5% at most.
 _HOPELESS = 0.95
-# After searches that found nothing, and wrong guesses, a text is not searched for some steps: for
-# one at most for each number of these sequences in a step, so that a few are searched in each.
+# A text without right guesses is searched only now and then, so that a large batch of such texts
+# takes about this number of searches in a step.
 _SEARCHES = 8
-_SUFFIX_MIN = 1  # tokens of a match
+_SUFFIX_MIN = 1  # tokens that a match has at least, for ``suffix``
 
 
 class _Guess(NamedTuple):
