@@ -152,7 +152,7 @@ class LookupDrafter:
                     found.append(text)
                 else:
                     text.num_failures += 1
-        return self._chosen(found, len(decodes), budget)
+        return self._chosen(found, len(decodes), budget) if found else {}
 
     def _text(self, seq: Sequence) -> _Text:
         text = self._texts.get(seq.seq_id)
