@@ -292,13 +292,18 @@ class Scheduler:
         step.continue_decodes(continued, entering)
 
     def _drafts(self) -> dict[int, list[int]]:
-        """Return drafts by ``seq_id``, as many as a step has room for beside all decodes."""
+        """Return drafts by ``seq_id``, as many as a step has room for beside all decodes.
+
+        While prompts wait or are computed, they get at least half of this room.
+        """
         drafts: dict[int, list[int]] = {}
         if self._drafter is None:
             return drafts
         running = self.sequences.running.values()
         decodes = [seq for seq in running if seq.num_uncomputed_tokens == 1 and can_be_drafted(seq)]
         budget = max(0, self.config.max_num_batched_tokens - len(running))
+        if self.sequences.waiting or len(decodes) < len(running):
+            budget //= 2
         proposed = self._drafter.propose(decodes, budget)
         for seq in decodes:
             num_useful = min(budget, max_draft_tokens(seq))

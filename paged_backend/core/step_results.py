@@ -62,10 +62,12 @@ class StepResults:
         for place in range(step.num_continued, len(step.sampled)):
             seq = step.sampled[place]
             if not (seq.is_finished or seq.seq_id in step.dropped_seq_ids):
-                tokens = result.token_ids[place]
-                if seq.seq_id in step.drafts:
-                    self._counters.count_drafts(len(step.drafts[seq.seq_id]), len(tokens) - 1)
+                tokens, start = result.token_ids[place], seq.num_known_tokens
                 outputs.append(self._take(seq, tokens, result.logprobs.get(place)))
+                if seq.seq_id in step.drafts:
+                    # Right drafts after the end of the sequence are not part of it.
+                    num_accepted = min(len(tokens) - 1, seq.num_known_tokens - start)
+                    self._counters.count_drafts(len(step.drafts[seq.seq_id]), num_accepted)
         return outputs
 
     def _take_continued(

@@ -130,6 +130,7 @@ class Engine:
         """
         if request.pooling is None:
             self.limits.check(request.prompt_token_ids, request.params)
+            self.limits.check_token_ids("prediction", request.predicted_token_ids)
         elif self.limits.scores_pairs:
             self.limits.check_pair(request.prompt_token_ids)
         else:

@@ -92,18 +92,23 @@ class InputBatchBuilder:
         slots = np.ascontiguousarray(without(self._slots, continued.dropped)) + 1
         sequences, entering = continued.sequences, continued.entering
         if entering:
-            blocks = [sequences[index].block_ids[-self._num_groups :] for index in entering]
+            # The last block may be a later one, which was allocated for drafts that were wrong.
+            places = positions[entering] // self._block_size * self._num_groups
+            blocks = [
+                sequences[index].block_ids[place : place + self._num_groups]
+                for index, place in zip(entering, places.tolist(), strict=True)
+            ]
             slots[:, entering] = np.array(blocks, np.int64).T * self._block_size
         number = len(sequences)
-        places = np.arange(number + 1, dtype=np.int32)
+        rows = np.arange(number + 1, dtype=np.int32)
         seq_lens = positions + np.int32(1)
         return InputBatch(
             input_ids=np.array([seq.token_ids[-1] for seq in sequences], np.int64),
             positions=positions,
             slot_mappings=slots,
-            query_start_loc=places,
+            query_start_loc=rows,
             seq_lens=seq_lens,
-            logits_indices=places[:-1].astype(np.int64),
+            logits_indices=rows[:-1].astype(np.int64),
             sample_positions=seq_lens,
             num_decodes=number,
             continued=sequences,

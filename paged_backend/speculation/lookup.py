@@ -3,7 +3,8 @@
 - ``ngram`` is prompt lookup decoding (Saxena, 2023): the last n tokens have occurred before in the
   prompt or the answer, and what followed them then may follow them now.
 - ``suffix`` is suffix decoding (Oliaro et al., SuffixDecoding, 2024): it also looks into earlier
-  answers of the tenant, takes the longest match, and guesses more after a longer match.
+  answers of the tenant, takes the longest match, and guesses more after a longer match. It compares
+  only the newest places with the same last token.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from paged_backend.speculation.token_index import Match, TokenIndex
 from paged_backend.values.options.speculation import MAX_DRAFTS, SpeculativeConfig
 
 _WINDOW = 2**16  # tokens of a sequence that are searched, which take a MiB
-_MAX_READ = 2**12  # tokens that a step adds to indexes, so that a long prompt delays nobody
-# After searches that found nothing, and wrong guesses, a text is not searched for some steps: for
-# one at most for each number of these sequences in a step, so that a few are searched in each.
+_MAX_READ = 2**12  # tokens that a step adds to indexes, so that a long text delays nobody
+# If only drafts that are likelier than this pay, nothing is searched: they would give 5% at most.
+_HOPELESS = 0.95
+# A text without right guesses is searched only now and then, so that a large batch of such texts
+# takes about this number of searches in a step.
 _SEARCHES = 8
-_SUFFIX_MIN = 1  # tokens of a match
+_SUFFIX_MIN = 1  # tokens that a match has at least, for ``suffix``
 
 
 class _Guess(NamedTuple):
@@ -36,17 +39,58 @@ class _Guess(NamedTuple):
     place: int  # number of tokens of the sequence before the guess
 
 
+class _Source:
+    """A text that grows, and its index, which has read a part of it.
+
+    Args:
+        key_length: number of tokens that a match has at least.
+    """
+
+    def __init__(self, key_length: int) -> None:
+        self._key_length = key_length
+        self.index = TokenIndex(0, key_length)
+
+    def read(self, token_ids: list[int], end: int, limit: int) -> int:
+        """Add the next of the first `end` tokens to the index.
+
+        An index that is too small is replaced by a larger one, and the text is read again.
+
+        Args:
+            token_ids: the text.
+            end: number of its tokens that are known.
+            limit: number of tokens to add at most.
+
+        Returns:
+            The number of added tokens.
+        """
+        if end > self.index.window and self.index.window < _WINDOW:
+            self.index = TokenIndex(min(end, _WINDOW), self._key_length)
+        start = self.index.num_tokens
+        added = token_ids[start : min(end, start + max(limit, 0))]
+        self.index.extend(added)
+        return len(added)
+
+
 @dataclass(slots=True)
 class _Text:
     """What is known about the text of a sequence."""
 
     seq: Sequence
-    index: TokenIndex
-    predicted: TokenIndex | None  # tokens of the prediction, if the request has one
+    source: _Source
+    predicted: _Source | None  # tokens of the prediction, if the request has one
     acceptance: Acceptance = field(default_factory=Acceptance)
     guess: _Guess | None = None  # the newest one, whether or not a step has verified it
     num_failures: int = 0  # searches since the last right guess
     pause: int = 0  # the next search is skipped so many times
+
+    def read(self, limit: int) -> int:
+        """Read the next known tokens, at most `limit`; return their number."""
+        num_read = 0
+        if self.predicted is not None:
+            predicted = self.seq.request.predicted_token_ids
+            num_read = self.predicted.read(predicted, len(predicted), limit)
+        known = self.seq.num_known_tokens
+        return num_read + self.source.read(self.seq.token_ids, known, limit - num_read)
 
     def learn(self) -> None:
         """Compare the newest guess with the tokens that have become known since."""
@@ -89,77 +133,71 @@ class LookupDrafter:
     def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, list[int]]:
         """Guess the next tokens of some of the sequences; see the class."""
         decodes = list(sequences)
-        sequences = [seq for seq in decodes if seq.request.speculate]
-        self._keep_answers()
-        to_read = _MAX_READ
-        guesses: dict[int, _Guess] = {}
-        for seq in sequences:
-            text = self._texts.get(seq.seq_id)
-            if text is None:
-                text = self._texts[seq.seq_id] = self._start(seq)
+        texts = [self._text(seq) for seq in decodes if seq.request.speculate]
+        self._let_go()
+        to_read = _MAX_READ - self._answers.read(_MAX_READ)
+        if budget <= 0 or self._costs.chance_needed(len(decodes)) > _HOPELESS:
+            return {}
+        found: list[_Text] = []
+        for text in texts:
             text.learn()
             if text.pause > 0:
                 text.pause -= 1
                 continue
-            text.pause = min(text.num_failures, len(sequences) // _SEARCHES)
-            if text.predicted is not None:
-                predicted = seq.request.predicted_token_ids
-                to_read -= _read(text.predicted, predicted, len(predicted), to_read)
-            to_read -= _read(text.index, seq.token_ids, seq.num_known_tokens, to_read)
-            if text.index.num_tokens == seq.num_known_tokens:
-                self._guess(text)
+            text.pause = min(text.num_failures, len(texts) // _SEARCHES)
+            to_read -= text.read(to_read)
+            if text.source.index.num_tokens == text.seq.num_known_tokens:
+                text.guess = self._guess(text)
                 if text.guess is not None:
-                    guesses[seq.seq_id] = text.guess
-        numbers = numbers_of_drafts(
-            {
-                seq_id: (
-                    self._texts[seq_id].acceptance.chance(guess.match_length),
-                    len(guess.token_ids),
-                )
-                for seq_id, guess in guesses.items()
-            },
-            len(decodes),
-            budget,
-            self._costs,
-        )
-        return {seq_id: guesses[seq_id].token_ids[:number] for seq_id, number in numbers.items()}
+                    found.append(text)
+                else:
+                    text.num_failures += 1
+        return self._chosen(found, len(decodes), budget) if found else {}
 
-    def _start(self, seq: Sequence) -> _Text:
-        predicted = len(seq.request.predicted_token_ids)
-        return _Text(
-            seq,
-            self._index(seq.max_num_tokens),
-            self._index(predicted) if predicted else None,
-        )
+    def _text(self, seq: Sequence) -> _Text:
+        text = self._texts.get(seq.seq_id)
+        if text is None:
+            predicted = _Source(self._min_match) if seq.request.predicted_token_ids else None
+            text = self._texts[seq.seq_id] = _Text(seq, _Source(self._min_match), predicted)
+        return text
 
-    def _index(self, num_tokens: int) -> TokenIndex:
-        return TokenIndex(min(num_tokens, _WINDOW), self._min_match)
+    def _let_go(self) -> None:
+        """Keep the answers of the sequences that have ended, and forget those that were preempted.
 
-    def _keep_answers(self) -> None:
-        """Keep the answers of the sequences that have ended since the step before."""
-        ended = [t.seq for t in self._texts.values() if t.seq.status is SequenceStatus.FINISHED]
-        for seq in ended:
+        A queue may become long, and what is known about a text takes memory.
+        """
+        gone = [t.seq for t in self._texts.values() if t.seq.status is not SequenceStatus.RUNNING]
+        for seq in gone:
             del self._texts[seq.seq_id]
-            end = seq.num_known_tokens
-            self._answers.add(seq.request, seq.token_ids[seq.num_prompt_tokens : end])
+            if seq.is_finished:
+                self._answers.add(seq)
 
-    def _guess(self, text: _Text) -> None:
-        """Look for earlier text like the end of a sequence's."""
+    def _chosen(self, texts: list[_Text], num_sequences: int, budget: int) -> dict[int, list[int]]:
+        """Return as many tokens of the texts' guesses as pay, by ``seq_id``."""
+        guesses = {text.seq.seq_id: (text, text.guess) for text in texts if text.guess is not None}
+        chances = {
+            seq_id: (text.acceptance.chance(guess.match_length), len(guess.token_ids))
+            for seq_id, (text, guess) in guesses.items()
+        }
+        numbers = numbers_of_drafts(chances, num_sequences, budget, self._costs)
+        return {seq_id: guesses[seq_id][1].token_ids[:number] for seq_id, number in numbers.items()}
+
+    def _guess(self, text: _Text) -> _Guess | None:
+        """Look for the end of a text in earlier text, and guess that it goes on as it did there."""
         seq = text.seq
         end = seq.num_known_tokens
         tail = seq.token_ids[max(end - self._max_match, 0) : end]
-        index, match = text.index, text.index.find(tail, self._max_match)
-        for other in (text.predicted, self._answers.index(seq.request)):
+        own = text.source.index
+        predicted = None if text.predicted is None else text.predicted.index
+        index, match = own, own.find(tail, self._max_match)
+        for other in (predicted, self._answers.index(seq.request)):
             if other is not None and match.length < self._max_match:
                 found = other.find(tail, self._max_match)
                 if found.length > match.length:
                     index, match = other, found
         number = min(self._num_tokens, int(self._factor * match.length), max_draft_tokens(seq))
-        token_ids = self._following(index, match, number, repeats=index is text.index)
-        if token_ids:
-            text.guess = _Guess(token_ids, match.length, end)
-        else:
-            text.num_failures += 1
+        token_ids = self._following(index, match, number, repeats=index is own)
+        return _Guess(token_ids, match.length, end) if token_ids else None
 
     def _following(self, index: TokenIndex, match: Match, number: int, repeats: bool) -> list[int]:
         """Return the tokens that followed most of the matches.
@@ -181,6 +219,8 @@ class LookupDrafter:
         needed = self._min_share * len(texts)
         guess: list[int] = []
         while len(guess) < number:
+            if texts.count(texts[0]) == len(texts):  # nothing is left to vote about
+                return texts[0]
             place = len(guess)
             votes = Counter(text[place] for text in texts if len(text) > place)
             if not votes:
@@ -191,13 +231,6 @@ class LookupDrafter:
             guess.append(token_id)
             texts = [text for text in texts if len(text) > place and text[place] == token_id]
         return guess
-
-
-def _read(index: TokenIndex, token_ids: list[int], end: int, limit: int) -> int:
-    """Add the next of the first `end` tokens to an index; returns how many."""
-    added = token_ids[index.num_tokens : min(end, index.num_tokens + limit)]
-    index.extend(added)
-    return len(added)
 
 
 def _repeated(index: TokenIndex, end: int, number: int) -> list[int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 _DECAY = 1 / 64  # weight of a new step
-# Before steps of two sizes ran: the share of a step's time that another token is assumed to take,
-# and the weight of this assumption, as a variance of the number of tokens.
-_PRIOR_SHARE, _PRIOR_WEIGHT = 1 / 8, 1.0
+# Where recent steps had one size: the share of a step's time that another token is assumed to take
+# at most, the share that all tokens of the step are assumed to take together, and the weight of
+# this assumption, as a variance of the number of tokens.
+_PRIOR_SHARE, _PRIOR_SHARE_OF_ALL, _PRIOR_WEIGHT = 1 / 8, 1 / 2, 1.0
 _MAX_RATIO = 4.0  # a step that takes longer than expected by this factor waited for something else
 
 
@@ -37,7 +38,9 @@ class StepCosts:
     @property
     def token_s(self) -> float:
         """Seconds that a step takes longer with one more token."""
-        prior = _PRIOR_SHARE * self._mean_s
+        # With the same share for any number of tokens, a steady batch of 8 would never try a draft.
+        share = min(_PRIOR_SHARE, _PRIOR_SHARE_OF_ALL / max(self._mean_tokens, 1))
+        prior = share * self._mean_s
         slope = self._covariance + _PRIOR_WEIGHT * prior
         return max(slope / (self._variance + _PRIOR_WEIGHT), 0.0)
 
@@ -47,3 +50,12 @@ class StepCosts:
             self._mean_s + self.token_s * (num_tokens - self._mean_tokens),
             self.token_s * num_tokens,
         )
+
+    def chance_needed(self, num_tokens: int) -> float:
+        """Return how likely a draft must be, to give more tokens per second than it costs.
+
+        Args:
+            num_tokens: number of tokens that the step gives without the draft.
+        """
+        seconds = self.step_s(num_tokens)
+        return self.token_s * num_tokens / seconds if seconds > 0 else 0.0

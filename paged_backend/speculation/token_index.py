@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,8 +25,9 @@ class TokenIndex:
 
     It works like the search for repetitions in DEFLATE (RFC 1951, section 4): a table holds the
     newest place of each run of `key_length` tokens by its hash, and a chain leads from each place
-    to the one before it with the same hash. Its memory is 16 bytes per token of the window. Tokens
-    that leave the window are forgotten, without any work.
+    to the one before it with the same hash. A place is the number of tokens up to the end of the
+    run, so that 0 stands for none. Its memory is 16 bytes per token of the window. Tokens that
+    leave the window are forgotten, without any work.
 
     Args:
         window: number of tokens that are kept; it is rounded up to a power of two.
@@ -41,9 +41,16 @@ class TokenIndex:
         self._key_length = key_length
         self._num_tokens = 0
         self._first = 0  # number of tokens that were forgotten
-        self._tokens = array("i", [0]) * (1 << bits)
-        self._newest = array("q", [-1]) * (1 << bits)  # by hash; -1 where there is none
-        self._before = array("i", [0]) * (1 << bits)  # by place: the distance to the one before it
+        # Views, because a loop reads them faster than arrays.
+        self._tokens = np.zeros(1 << bits, np.int32).data
+        self._newest = np.zeros(1 << bits, np.int64).data  # place by hash
+        # By place: the distance to the one before it.
+        self._before = np.zeros(1 << bits, np.int32).data
+
+    @property
+    def window(self) -> int:
+        """Number of tokens that are kept."""
+        return self._mask + 1
 
     @property
     def num_tokens(self) -> int:
@@ -78,8 +85,9 @@ class TokenIndex:
         best, ends = 0, list[int]()
         max_length = min(max_length, len(tail))
         if max_length >= self._key_length:
+            whole = list(tail[-max_length:])
             for end in self._places(self._hash(tail[-self._key_length :])):
-                length = self._match_length(tail, end, max_length)
+                length = self._match_length(whole, end)
                 if length > best:
                     best, ends = length, []
                 if length == best:
@@ -88,8 +96,7 @@ class TokenIndex:
 
     def following(self, end: int, count: int) -> list[int]:
         """Return up to `count` tokens that follow a place, in the same text."""
-        tokens, mask = self._tokens, self._mask
-        found = [tokens[i & mask] for i in range(end, min(end + count, self._num_tokens))]
+        found = self._slice(end, min(end + count, self._num_tokens))
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
 
     @property
@@ -97,8 +104,13 @@ class TokenIndex:
         return max(self._num_tokens - self._mask - 1, self._first)
 
     def _last(self, number: int) -> list[int]:
-        end = self._num_tokens
-        return [self._tokens[i & self._mask] for i in range(end - number, end)]
+        return self._slice(self._num_tokens - number, self._num_tokens)
+
+    def _slice(self, start: int, end: int) -> list[int]:
+        first, number = start & self._mask, end - start
+        found: list[int] = self._tokens[first : first + number].tolist()
+        # The rest lies at the start of the ring.
+        return found + self._tokens[: number - len(found)].tolist()
 
     def _hash(self, key: Sequence[int]) -> int:
         value = 0
@@ -118,9 +130,7 @@ class TokenIndex:
         text = np.concatenate([known, token_ids])
         first, mask = self._num_tokens, self._mask
         self._num_tokens += len(token_ids)
-        np.frombuffer(self._tokens, np.int32)[(first + np.arange(len(token_ids))) & mask] = (
-            token_ids
-        )
+        np.asarray(self._tokens)[(first + np.arange(len(token_ids))) & mask] = token_ids
         num_keys = len(text) - self._key_length + 1
         if num_keys <= 0:
             return
@@ -135,9 +145,9 @@ class TokenIndex:
         order = np.argsort(hashes, kind="stable")
         hashes, ends = hashes[order].astype(np.int64), ends[order]
         is_first = np.append(True, hashes[1:] != hashes[:-1])
-        newest = np.frombuffer(self._newest, np.int64)
+        newest = np.asarray(self._newest)
         earlier = np.where(is_first, newest[hashes], np.roll(ends, 1))
-        np.frombuffer(self._before, np.int32)[ends & mask] = np.minimum(ends - earlier, mask + 1)
+        np.asarray(self._before)[ends & mask] = np.minimum(ends - earlier, mask + 1)
         is_last = np.append(is_first[1:], True)
         newest[hashes[is_last]] = ends[is_last]
 
@@ -152,9 +162,11 @@ class TokenIndex:
                 yield place
             place -= self._before[place & self._mask]
 
-    def _match_length(self, tail: Sequence[int], end: int, max_length: int) -> int:
+    def _match_length(self, tail: list[int], end: int) -> int:
+        limit = min(len(tail), end - self._oldest)
+        if limit == len(tail) and self._slice(end - limit, end) == tail:
+            return limit
         tokens, mask = self._tokens, self._mask
-        limit = min(max_length, end - self._oldest)
         for i in range(1, limit + 1):
             if tokens[(end - i) & mask] != tail[-i]:
                 return i - 1

@@ -38,7 +38,7 @@ class Request:
     # otherwise.
     cache_hit_threshold: float = 0.0
     speculate: bool = True  # guess its tokens, where the engine does
-    predicted_token_ids: list[int] = field(default_factory=list)  # what the answer may be like
+    predicted_token_ids: list[int] = field(default_factory=list)  # a text that it may repeat
 
     @property
     def cache_keys(self) -> tuple[str, ...]:

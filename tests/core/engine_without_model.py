@@ -193,14 +193,14 @@ class PrecomputedDrafter:
 
 
 class RandomDrafter(PrecomputedDrafter):
-    """Guesses another number of tokens each time, of which another number is right."""
+    """Guesses now and then another number of tokens, of which another number is right."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(0, 0)
         self._random = random.Random(seed)
 
     def propose(self, sequences, budget):
-        self.length = self._random.randrange(7)
+        self.length = max(0, self._random.randrange(-8, 12))
         self.num_right = self._random.randrange(7)
         return super().propose(sequences, budget)
 

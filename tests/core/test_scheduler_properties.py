@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from engine_without_model import (
     VOCAB,
@@ -51,8 +52,8 @@ drafters = st.one_of(
     st.just(lambda: None),
     st.builds(
         lambda length, num_right: lambda: PrecomputedDrafter(length, num_right),
-        st.integers(1, 6),
-        st.sampled_from([0, 1, 6]),
+        st.integers(1, 12),
+        st.sampled_from([0, 1, 6, 12]),
     ),
     st.integers(0, 9).map(lambda seed: lambda: RandomDrafter(seed)),
     # Requests with equal prompts and seeds have equal answers, which it finds.
@@ -272,6 +273,46 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none():
     assert num_steps(None) == num_steps(PrecomputedDrafter(4, 0)) == 25
     assert num_steps(PrecomputedDrafter(4, 4)) == 1 + 5  # 5 tokens each
     assert num_steps(PrecomputedDrafter(4, 1)) == 1 + 12  # 2 tokens each
+
+
+def test_a_decode_goes_on_before_the_blocks_of_wrong_drafts():
+    """A long wrong draft leaves blocks behind, into which the next tokens must not be written."""
+
+    class Once(PrecomputedDrafter):
+        def propose(self, sequences, budget):
+            return {} if self.num_proposed else super().propose(sequences, budget)
+
+    for windows in [(None,), (None, 5)]:
+        engine = EngineWithoutModel(drafter=Once(9, 0), windows=windows)
+        request = make_request("r", range(1, 7), max_tokens=25, ignore_eos=True)
+        engine.add(request)
+        engine.run()
+        assert engine.tokens["r", 0] == expected_tokens(request, derive_seed(1, 0), 64)
+
+
+def test_drafts_leave_room_for_prompts():
+    """A sequence with more drafts than a step has room for runs, and another one arrives."""
+    engine = EngineWithoutModel(max_num_batched_tokens=16, drafter=PrecomputedDrafter(20, 0))
+    engine.add(make_request("a", range(1, 9), max_tokens=40, ignore_eos=True))
+    engine.step()
+    engine.step()
+    engine.add(make_request("b", range(1, 20), max_tokens=1, salt="b"))
+    for _ in range(3):
+        engine.step()
+    assert ("b", 0) in engine.reasons
+
+
+def test_right_drafts_after_the_end_do_not_count():
+    """All drafts are right, and an end token is one of them."""
+    engine = EngineWithoutModel(drafter=PrecomputedDrafter(9, 9))
+    request = make_request("r", range(1, 9), max_tokens=50)
+    engine.add(replace(request, params=replace(request.params, stop_token_ids=tuple(range(9)))))
+    engine.run()
+    stats = engine.scheduler.stats()
+    assert engine.reasons["r", 0] == "stop"
+    assert len(engine.tokens["r", 0]) == stats.num_generation_tokens
+    # The first token is not a draft, and neither is the one after a step with right drafts only.
+    assert stats.num_accepted_tokens == len(engine.tokens["r", 0]) - 1 < 9
 
 
 def test_a_draft_that_finds_no_blocks_preempts_nobody():

@@ -98,6 +98,30 @@ def test_each_limit_is_an_option(tokenizer, fields, problem):
         assert "max_" not in str(error)
 
 
+@pytest.mark.parametrize(
+    ("fields", "vocab_size", "speculates", "problem"),
+    [
+        ({}, 2048, False, "cannot be used: the engine does not speculate (speculative_config)"),
+        ({"speculate": False}, 2048, True, "cannot be used with speculate: false"),
+        # The tokenizer may know more tokens than the model.
+        ({}, 3, True, "must be from 0 to 2, got "),
+    ],
+)
+def test_a_prediction_that_cannot_be_used_is_refused(
+    tokenizer, fields, vocab_size, speculates, problem
+):
+    limits = RequestLimits.of(
+        EngineConfig(),
+        max_model_len=64,
+        vocab_size=vocab_size,
+        max_num_seqs=4,
+        speculates=speculates,
+    )
+    source = json.dumps({"prediction": "a text", **fields})
+    with pytest.raises(InvalidRequest, match=re.escape(f"prediction: {problem}")):
+        parse(RequestParser(tokenizer, limits), source, input_ids=[1])
+
+
 def test_no_more_tokens_can_be_allowed_than_there_are(tokenizer):
     parse(parser(tokenizer), json.dumps({"allowed_token_ids": [1] * 2048}))
     with pytest.raises(InvalidRequest, match="allowed_token_ids: at most 2048 token ids, got 2049"):

@@ -32,6 +32,21 @@ def test_a_step_that_waited_for_something_hardly_counts() -> None:
     assert costs.step_s(1) < 1.2 * before
 
 
+@pytest.mark.parametrize("num_tokens", [1, 8, 64])
+def test_a_steady_batch_tries_likely_drafts(num_tokens: int) -> None:
+    """Steps of one size show what the step takes, and not what a further token takes."""
+    costs = costs_of(0.02, 0.0, (num_tokens,))
+    assert costs.chance_needed(num_tokens) <= 0.6
+    assert numbers_of_drafts({1: (0.9, 4)}, num_tokens, 100, costs)
+
+
+def test_a_draft_must_be_likelier_in_a_larger_batch() -> None:
+    costs = costs_of(0.005, 0.001, (1, 16, 64))
+    needed = [costs.chance_needed(number) for number in (1, 16, 64)]
+    assert needed == pytest.approx([1 / 6, 16 / 21, 64 / 69], rel=0.05)
+    assert StepCosts().chance_needed(1) == 0.0
+
+
 def test_a_draft_must_give_more_than_it_costs() -> None:
     """Each number is right where no other one gives more tokens per second."""
     for fixed_s, token_s, chance, num_sequences in [

@@ -145,3 +145,57 @@ def test_a_long_prompt_is_read_a_part_at_a_time() -> None:
     one, seq = drafter(), sequence(1, prompt, prompt[:5])
     found = [guess(one, seq) for _ in range(4)]
     assert found[:2] == [[], []] and found[-1] == prompt[5:10]
+
+
+def test_an_index_grows_with_its_text() -> None:
+    """The context is long, but the memory of a short answer is small."""
+    rng = random.Random(2)
+    one, seq = drafter(), sequence(1, [rng.randrange(30_000) for _ in range(50)], [1])
+    sizes: list[int] = []
+    for _ in range(200):
+        guess(one, seq)
+        sizes.append(one._texts[1].source.index.window)
+        seq.token_ids.append(rng.randrange(30_000))
+    assert sizes[0] == 64 and sizes[-1] == 256
+    seq.token_ids += seq.token_ids[5:12]
+    assert guess(one, seq) == seq.token_ids[12:19]
+
+
+def test_a_preempted_sequence_takes_no_memory() -> None:
+    one, seq = drafter(), sequence(1, [7], [1, 2, 1, 2])
+    assert guess(one, seq)
+    seq.status = SequenceStatus.WAITING
+    assert one.propose([], 1000) == {} and not one._texts
+    seq.status = SequenceStatus.RUNNING
+    assert guess(one, seq)
+
+
+def test_many_answers_that_end_at_once_are_read_a_part_at_a_time() -> None:
+    """No step reads much, whether the answers are long or of many tenants."""
+    rng = random.Random(3)
+    for number, length in [(4, 10_000), (60, 20)]:
+        one = drafter()
+        answers = [[rng.randrange(30_000) for _ in range(length)] for _ in range(number)]
+        ended = [sequence(i, [1], answer, tenant=f"t{i}") for i, answer in enumerate(answers)]
+        one.propose(ended, 1000)
+        for seq in ended:
+            seq.status = SequenceStatus.FINISHED
+        num_kept: list[int] = []
+        while not num_kept or num_kept[-1] < number:
+            one.propose([], 1000)
+            num_kept.append(len(one._answers._by_owner))
+        assert num_kept[0] <= 8 and len(num_kept) >= 4
+        for i, answer in enumerate(answers):
+            found = guess(one, sequence(100 + i, [2], answer[-9:-5], tenant=f"t{i}"))
+            assert found == answer[-5:-1]
+
+
+def test_nothing_is_searched_where_no_guess_can_pay() -> None:
+    """Each token takes the same time, so that a step of many gives as many a second as any."""
+    one = drafter()
+    texts = [sequence(i, [7], [1, 2, 1, 2]) for i in range(32)]
+    for number in (1, 2, 4, 64):
+        for _ in range(20):
+            one.observe_step(0.001 * number, step_of(1, number - 1))
+    assert one.propose(texts, 1000) == {}
+    assert all(text.source.index.num_tokens == 0 for text in one._texts.values())

@@ -15,7 +15,7 @@ from paged_backend import LLM, SamplingParams
 from paged_backend.engine.engine import Engine
 from paged_backend.speculation.step_costs import StepCosts
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError
+from paged_backend.values.errors import ConfigError, InvalidRequest
 from paged_backend.values.request import Request
 from paged_backend.values.structured_outputs import StructuredOutputsParams
 
@@ -108,6 +108,17 @@ def test_a_lone_answer_takes_fewer_steps_by_the_accepted_tokens(tmp_path: Path) 
     off = make_engine(tmp_path, speculative_config=SUFFIX)
     assert answers_of(off, [replace(request, speculate=False)]) == answer
     assert off.stats().num_draft_tokens == 0
+
+
+def test_a_prediction_of_tokens_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path)
+    engine = make_engine(tmp_path, speculative_config=SUFFIX)
+    known, unknown = (
+        replace(requests(1)[0], predicted_token_ids=[5, token_id]) for token_id in (6, 10_000)
+    )
+    with pytest.raises(InvalidRequest, match="prediction: must be from 0 to"):
+        engine.add_request(unknown)
+    assert answers_of(engine, [known])
 
 
 def test_texts_with_stop_strings_and_structured_outputs_are_the_same() -> None:

@@ -201,11 +201,15 @@ class RequestParser:
         """Return the tokens of a prediction, as many as an answer may have."""
         if not own.prediction:
             return []
-        if not (self.limits.speculates and own.speculate):
+        if not own.speculate:
+            raise InvalidRequest("prediction", "cannot be used with speculate: false")
+        if not self.limits.speculates:
             problem = "cannot be used: the engine does not speculate (speculative_config)"
             raise InvalidRequest("prediction", problem)
         predicted = self.prompts.encode("prediction", own.prediction, add_special_tokens=False)
-        return predicted.token_ids[: self.limits.max_model_len]
+        token_ids = predicted.token_ids[: self.limits.max_model_len]
+        self.limits.check_token_ids("prediction", token_ids)
+        return token_ids
 
     def _sampling_params(self, given: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters of a request, with the model's defaults for those left out.
