@@ -200,9 +200,9 @@ def _add_experts(kinds: Subparsers) -> None:
 def _add_speculation(kinds: Subparsers) -> None:
     speculation = kinds.add_parser(
         "speculation",
-        help="an engine that speculates, compared with one that does not",
+        help="what speculation gains on a CPU",
         description="Generate answers that repeat themselves as real ones do (an edited document, "
-        "JSON, code), and random ones, in turn with --speculative-config and without it. The model "
+        "JSON, code), and random ones, in turn with speculation and without it. The model "
         "is computed, and the tokens of these answers replace what it samples. On a CPU only.",
     )
     add_engine_options(speculation)

@@ -27,9 +27,9 @@ _WINDOW = 2**16  # tokens of a sequence that are searched, which take a MiB
 _MAX_READ = 2**12  # tokens that a step adds to indexes, so that a long text delays nobody
 # If only drafts that are likelier than this pay, nothing is searched: they would give 5% at most.
 _HOPELESS = 0.95
-# A text without right guesses is searched only now and then, so that a large batch of such texts
-# takes about this number of searches in a step.
-_SEARCHES = 8
+# A text is searched less often while its guesses are wrong: after each `_PATIENCE` of them, a step
+# more is left out, up to `_MAX_PAUSE`, or up to as many as leave about `_SEARCHES` in each step.
+_PATIENCE, _MAX_PAUSE, _SEARCHES = 4, 3, 8
 _SUFFIX_MIN = 1  # tokens that a match has at least, for ``suffix``
 
 
@@ -144,7 +144,8 @@ class LookupDrafter:
             if text.pause > 0:
                 text.pause -= 1
                 continue
-            text.pause = min(text.num_failures, len(texts) // _SEARCHES)
+            longest = max(_MAX_PAUSE, len(texts) // _SEARCHES)
+            text.pause = min(text.num_failures // _PATIENCE, longest)
             to_read -= text.read(to_read)
             if text.source.index.num_tokens == text.seq.num_known_tokens:
                 text.guess = self._guess(text)

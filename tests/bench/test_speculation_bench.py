@@ -56,8 +56,8 @@ def test_the_tokens_are_those_of_the_traces() -> None:
     values = {"model": "demo", "speculative_config": {"method": "ngram"}}
     bench = SpeculationBench(EngineConfig.from_mapping(values))
     (trace,) = traces("json", 1, 2048, seed=0)
-    engine, answer = bench._drafting, list[int]()
-    engine.add_request(bench._request(trace))
+    engine, answer = bench._engine, list[int]()
+    engine.add_request(bench._request(trace, True))
     while engine.has_unfinished:
         for output in engine.step():
             answer += output.new_token_ids

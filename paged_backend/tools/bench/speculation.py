@@ -1,10 +1,10 @@
-"""Measures what speculation gains or costs: an engine with it and one without it, in turn."""
+"""Measures what speculation gains or costs: requests with it and without it, in turn."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ HEADER = "trace   at once   without      with  ratio              tokens/step  a
 
 
 class SpeculationBench:
-    """Two engines of one model with random or real weights.
+    """An engine that speculates, for requests that want it and for others.
 
     Steps compute the whole model, and sample. The tokens of the traces then replace what was
     sampled, because the model would answer something else.
@@ -76,34 +76,35 @@ class SpeculationBench:
     def __init__(self, config: EngineConfig) -> None:
         if config.speculative_config is None:
             raise option_error("speculative_config", 'is needed, such as {"method": "suffix"}')
-        self._config = config
         self._answers: dict[int, list[int]] = {}  # by seed
-        self._drafting = self._open(config)
-        self._plain = self._open(replace(config, speculative_config=None))
+        worker = open_executor(config, resolve_checkpoint(config).model)
+        self._engine = Engine(config, worker)  # refuses platforms without drafts
+        runner: Any = worker.model_runner  # a CPU's
+        runner.sampler = _GivenTokens(worker.info.eos_token_ids, self._answers)
         self._num_requests = 0
 
     def measure(
         self, kinds: Sequence[str], numbers: Sequence[int], rounds: int
     ) -> Iterator[SpeculationFigures]:
         """Yield the figures of each kind of trace with each number of requests at once."""
-        vocab_size = self._drafting.limits.vocab_size
+        vocab_size = self._engine.limits.vocab_size
         for kind in kinds:
             for at_once in numbers:
                 label = f"{kind}, {at_once} at once (tokens/s)"
                 comparison = Comparison(kind, label, is_rate=True)
-                before = self._drafting.stats()
+                before = self._engine.stats()
                 for number in range(rounds + 1):
                     jobs = traces(kind, _REQUESTS_PER_SEQUENCE * at_once, vocab_size, number)
-                    sides = [self._drafting, self._plain][:: 1 if number % 2 else -1]
-                    rates = {side: self._run(side, jobs, at_once) for side in sides}
+                    sides = (True, False) if number % 2 else (False, True)
+                    rates = {side: self._run(jobs, at_once, speculate=side) for side in sides}
                     if number:  # the first round captures graphs
-                        pair = Pair(rates[self._drafting], rates[self._plain])
-                        comparison.rounds.append(pair)
-                after = self._drafting.stats()
+                        comparison.rounds.append(Pair(rates[True], rates[False]))
+                after = self._engine.stats()
                 drafted = after.num_draft_tokens - before.num_draft_tokens
                 accepted = after.num_accepted_tokens - before.num_accepted_tokens
                 generated = after.num_generation_tokens - before.num_generation_tokens
-                tokens_per_step = generated / (generated - accepted)
+                # Half of the tokens were generated without speculation.
+                tokens_per_step = generated / (generated - 2 * accepted)
                 yield SpeculationFigures(
                     comparison, at_once, tokens_per_step, accepted / max(drafted, 1)
                 )
@@ -117,16 +118,9 @@ class SpeculationBench:
         }
         write_json(path, values, indent=2)
 
-    def _open(self, config: EngineConfig) -> Engine:
-        worker = open_executor(config, resolve_checkpoint(config).model)
-        engine = Engine(config, worker)  # refuses platforms without drafts
-        runner: Any = worker.model_runner  # a CPU's
-        runner.sampler = _GivenTokens(worker.info.eos_token_ids, self._answers)
-        return engine
-
-    def _run(self, engine: Engine, jobs: Sequence[Trace], at_once: int) -> float:
+    def _run(self, jobs: Sequence[Trace], at_once: int, *, speculate: bool) -> float:
         """Run all jobs, at most `at_once` at a time; returns tokens per second."""
-        requests = [self._request(job) for job in reversed(jobs)]
+        engine, requests = self._engine, [self._request(job, speculate) for job in reversed(jobs)]
         num_open, started = 0, time.perf_counter()
         while requests or num_open:
             while requests and num_open < at_once:
@@ -135,16 +129,15 @@ class SpeculationBench:
             num_open -= sum(output.finish_reason is not None for output in engine.step())
         return ANSWER_TOKENS * len(jobs) / (time.perf_counter() - started)
 
-    def _request(self, job: Trace) -> Request:
+    def _request(self, job: Trace, speculate: bool) -> Request:
         self._num_requests += 1
         self._answers[self._num_requests] = job.answer
         params = SamplingParams(
             temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True, seed=self._num_requests
         )
-        # Another tenant each time: no engine may guess from the answers of a round before.
-        return Request(
-            f"r{self._num_requests}", job.prompt, params, tenant=f"t{self._num_requests}"
-        )
+        # Nothing of a run before may be found: neither blocks of the prompt nor the answer.
+        name = str(self._num_requests)
+        return Request(name, job.prompt, params, name, speculate=speculate)
 
 
 class _GivenTokens(Sampler):
