@@ -31,12 +31,12 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether it has the embedding."""
+        """True for the stage with the embedding."""
         return self.layers.start == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the final norm and the output layer."""
+        """True for the stage with the final norm and the output layer."""
         return self.layers.stop == self.num_layers
 
     def has(self, name: str) -> bool:

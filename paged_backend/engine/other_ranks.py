@@ -74,7 +74,8 @@ class OtherRanks:
         ranks = [rank for part in parts for rank in part.ranks]
         self._unopened, self._unloaded = set(ranks), set(ranks)
         self._values: deque[StoreValue] = deque()  # that this rank has not read
-        self._answers: dict[int, deque[bytes]] = {rank: deque() for rank in ranks}  # to steps
+        # Digests of steps that have arrived, by rank.
+        self._answers: dict[int, deque[bytes]] = {rank: deque() for rank in ranks}
 
     # --- while the ranks load ---------------------------------------------------------------
 

@@ -130,7 +130,7 @@ class EngineSupervisor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether an engine takes requests, as far as ``receive`` has noticed."""
+        """True while an engine takes requests, as of the last call of ``receive``."""
         return self._client is not None and self._is_ready
 
     @property

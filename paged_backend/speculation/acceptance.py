@@ -1,4 +1,4 @@
-"""How often the guesses for a text were right, and how many of them a step should verify."""
+"""The rate of right guesses of a text, and the number of guesses that a step should verify."""
 
 from __future__ import annotations
 

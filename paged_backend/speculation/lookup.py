@@ -81,7 +81,7 @@ class _Text:
     acceptance: Acceptance = field(default_factory=Acceptance)
     guess: _Guess | None = None  # the newest one, whether or not a step has verified it
     num_failures: int = 0  # searches since the last right guess
-    pause: int = 0  # the next search is skipped so many times
+    pause: int = 0  # number of steps until the next search
 
     def read(self, limit: int) -> int:
         """Read the next known tokens, at most `limit`; return their number."""

@@ -127,8 +127,8 @@ def _value(name: str, options: NodeOptions, environment: Mapping[str, str]) -> i
             "which starts the node's ranks"
         )
     rule = NodeOptions.__dataclass_fields__[name].metadata["rule"]
-    read = from_string(rule.kind, text)
+    read: int | str = from_string(rule.kind, text)
     if not rule.accepts(read):
         allowed = rule.describe().removesuffix(" or null")
         raise ConfigError(f"the variable {found} must be {allowed}, got {shorten(text)}")
-    return read  # type: ignore[no-any-return]
+    return read

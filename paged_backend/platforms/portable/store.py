@@ -20,7 +20,8 @@ class SharedStore(Store):
     """Keeps the values that ranks tell each other over the connections that they have already.
 
     torch's own stores are a file, which several hosts do not share, or a port at which anybody may
-    read and write. Torch does not keep this object: whoever opens a group has to, until it is open.
+    read and write. Torch keeps no reference to this object: the
+    caller keeps one until the group is open.
     """
 
     def __init__(self, values: SharedValues) -> None:

@@ -32,7 +32,7 @@ class Registry:
         self._shared: list[MetricSeries] = []
 
     def with_labels(self, **labels: str) -> Registry:
-        """Return a registry of the same families, with more labels and shared series of its own."""
+        """Return a registry with these families, more labels, and separate shared series."""
         other = Registry(self._make_family, {**self._labels, **labels})
         other._families, other._due = self._families, self._due
         return other
