@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -68,6 +68,23 @@ def left_in_memory(names):
     return names & set(os.listdir("/dev/shm"))
 
 
+def kill_family(process):
+    """Kill a process and all below it; each is stopped first, so that none notices another's end.
+
+    A parent is stopped before its children are listed, so it starts no further one. A child that
+    runs for a moment only, like one that lists libraries, may have ended by itself.
+    """
+    family, unlisted = [], [process]
+    while unlisted:
+        member = unlisted.pop()
+        with suppress(psutil.NoSuchProcess):
+            member.suspend()
+            family.append(member)
+            unlisted += member.children()
+    for member in family:
+        member.kill()
+
+
 @contextmanager
 def a_pipeline(folder):
     """A server with two front ends and the steps around them, which have no engine."""
@@ -124,11 +141,7 @@ def test_a_launcher_removes_the_memory_of_a_server_that_was_killed_while_it_load
         wait_for(lambda: process.name() == "tritonserver", 30)  # it has its command line
         (prefix,) = (w.rpartition("=")[2] for w in process.cmdline() if "shm-region-prefix" in w)
         wait_for(lambda: regions_with(prefix), 60)
-        family = [process, *process.children(recursive=True)]
-        for member in family:
-            member.suspend()
-        for member in family:
-            member.kill()
+        kill_family(process)
         assert regions_with(prefix)
     assert not regions_with(prefix)
 
