@@ -55,14 +55,17 @@ serve: install
 	$(BIN)/paged-backend serve $(MODEL)
 
 # Kernels first, under Triton's interpreter, which is chosen for a whole process. The tests of a file
-# share their servers, for which they often wait, so three files use two cores. A thread of torch that
-# waits leaves its core to others. What was compiled to bytecode is kept for the next of many processes.
+# share their servers, for which they often wait, so three files use two cores. Files in the order of
+# their names end with short ones; by default, files with few but long tests would come last. A thread
+# of torch that waits leaves its core to others. What was compiled to bytecode is kept for the next of
+# many processes.
 test: export OMP_WAIT_POLICY := passive
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) $(SKIPPED) -m "not gpu and not soak and not server"
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(SKIPPED) -m "not gpu and not soak and server"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(SKIPPED) \
+	  -m "not gpu and not soak and server"
 
 # `check` is `test` for a developer: it skips the tests of the measuring tools, if nothing of them
 # differs from $(BASE). CI runs `test`.
