@@ -137,8 +137,9 @@ def load_transformers_model(
     """Load the checkpoint in `folder` with transformers, and connect it to the paged KV cache.
 
     Before the model serves, its logits through the paged cache, in chunks and with another
-    sequence, are compared with the logits of its own attention. Each of several ranks loads the
-    whole model first. Then the model is divided, and its logits are compared with those before.
+    sequence, are compared with the logits that transformers computes without this cache. Each of
+    several ranks loads the whole model first. Then the model is divided, and its logits are
+    compared with those before.
 
     Raises:
         ConfigError: transformers cannot load it, or it cannot use the paged KV cache.

@@ -62,7 +62,7 @@ class RequestTable:
         self._refused: Counter[str] = Counter()
         self._engines = set(range(link.size))  # those that take requests, by their events
         self._must_resume = False  # a request may be known to no engine
-        self._held_cancels: deque[str] = deque(maxlen=MAX_HELD_CANCELS)  # for `resume`
+        self._held_cancels: deque[str] = deque(maxlen=MAX_HELD_CANCELS)  # `resume` sends them
         self._closed: PagedError | None = None
         self._lock = threading.Lock()
         self._ids = count()

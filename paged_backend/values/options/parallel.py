@@ -18,7 +18,7 @@ class ParallelOptions:
         1,
         Rule(int, 1, MAX_RANKS),
         "number of processes (ranks) that divide each layer's weights, and the KV cache, among "
-        "them; each rank has a GPU of its own, or an equal share of the CPU's cores",
+        "them; each rank has its own GPU, or an equal share of the CPU's cores",
     )
     pipeline_parallel_size: int = checked(
         1,
@@ -29,9 +29,9 @@ class ParallelOptions:
     data_parallel_size: int = checked(
         1,
         Rule(int, 1, MAX_RANKS),
-        "number of engines of the model, each with all weights, a KV cache of its own and a share "
-        "of the GPUs or of the CPU's cores; a request goes to the engine that most likely has its "
-        "beginning in its cache",
+        "number of engines of the model; each has all weights, a separate KV cache, and a share of "
+        "the GPUs or of the CPU's cores; a request goes to the engine that most likely has the "
+        "request's first tokens in its cache",
     )
     enable_expert_parallel: bool = checked(
         False,
