@@ -69,10 +69,10 @@ class Decoder:
         self.max_model_len = max_model_len
         self._functions = kernels.layers
         vocab_size, hidden_size, stage = config.vocab_size, config.hidden_size, config.own_stage
-        has_output_layer = config.has_output_layer and stage.is_last
-        # None if tied: `embed` then reads the output layer's weight.
+        # None if tied: `embed` then reads the output layer's weight, which may be rounded. So the
+        # first of several stages has that layer, too.
         self._embedding: EmbeddingMethod | None = None
-        is_tied = has_output_layer and config.tied_embeddings
+        is_tied = config.has_output_layer and config.tied_embeddings
         if stage.is_first and not is_tied:
             self._embedding = kernels.embedding(vocab_size, hidden_size)
         # Rounded as transformers rounds it, because models are trained with the rounded number.
@@ -87,7 +87,7 @@ class Decoder:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
         self._norm = self._norm_weights.empty(hidden_size) if stage.is_last else None
         self._lm_head: LinearMethod | None = None
-        if has_output_layer:
+        if config.has_output_layer and (stage.is_last or (is_tied and stage.is_first)):
             name = "model.embed_tokens" if is_tied else "lm_head"
             self._lm_head = kernels.linear(LinearSpec(hidden_size, {name: vocab_size}))
         self.head: Classifier | None = None

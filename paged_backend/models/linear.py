@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -81,6 +81,33 @@ class LinearProduct(RowFunction, Protocol):
 
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
+        ...
+
+
+@runtime_checkable
+class Int8Product(LinearProduct, Protocol):
+    """A product with an int8 weight and a scale for each output, which rounds rows to int8.
+
+    It equals ``scaled(sums(x), peaks, bias)``, where `peaks` are the largest absolute values of the
+    rows. Ranks that have a part of each row add up their sums before they are scaled.
+    """
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Compute the exact sums [rows, outputs] int32 of products of int8 numbers.
+
+        Args:
+            x: [rows, inputs], not rounded yet.
+        """
+        ...
+
+    def scaled(self, sums: Tensor, peaks: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the output [rows, outputs] in the dtype of hidden states.
+
+        Args:
+            sums: [rows, outputs] int32.
+            peaks: [rows] the largest absolute value of each row of inputs.
+            bias: [outputs] floats.
+        """
         ...
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.layers import PlatformKernels
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
-from paged_backend.models.shared_peak import divided_product
+from paged_backend.models.shared_peak import SharedPeakProduct, divided_product
 from paged_backend.models.stored_weight import StoredWeight
 from paged_backend.quantization.formats import Quantization, WeightFormat
 from paged_backend.quantization.forms import WeightForm
@@ -26,6 +26,7 @@ class QuantizedLinear:
 
     Attributes:
         form: form of the packed weight; None if it is dequantized.
+        sums_ranks: whether the packed layer adds up the parts of all ranks itself.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class QuantizedLinear:
         self._spec = spec
         self._kernels = kernels
         self._product: LinearProduct
+        self.sums_ranks = False
         self._stored = {
             name: StoredWeight(
                 spec.full_name(name),
@@ -84,7 +86,12 @@ class QuantizedLinear:
         group = None
         if self._spec.divides_inputs and self._spec.division is not None:
             group = self._spec.division.group
-        return divided_product(form, weight, bias, self._kernels, group)
+        product = divided_product(form, weight, bias, self._kernels, group)
+        if group is not None and isinstance(product, SharedPeakProduct):
+            exact = product.summed(bias)
+            self.sums_ranks = exact is not None
+            return exact or product
+        return product
 
     def _dequantized(self) -> LinearProduct:
         """Fill a dense layer, part by part, and free the stored tensors of each."""

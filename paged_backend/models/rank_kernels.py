@@ -19,6 +19,7 @@ from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.layers import Kernels
 from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.quantized_linear import QuantizedLinear
 
 EMBEDDING = "model.embed_tokens"
 
@@ -113,7 +114,10 @@ class SummedLinear(_Divided[LinearMethod]):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, outputs] for this rank's inputs `x` [rows, inputs]."""
-        return self._group.sum(self._part(x))
+        out = self._part(x)
+        if isinstance(self._part, QuantizedLinear) and self._part.sums_ranks:
+            return out
+        return self._group.sum(out)
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)` to `out` [rows, outputs] in place."""

@@ -73,6 +73,15 @@ def test_biases_and_sums(kind: Instructions) -> None:
     torch.testing.assert_close(total, residual + reference(x))
 
 
+def test_scaled_sums_are_the_product(kind: Instructions) -> None:
+    linear, reference = layers(70, 53, kind, bias=True)
+    x = torch.randn(19, 70)
+    for rows in (1, 19):
+        sums, peaks = linear.sums(x[:rows]), x[:rows].abs().amax(1)
+        assert torch.equal(sums, reference.sums(x[:rows]))
+        assert torch.equal(linear.scaled(sums, peaks, linear._bias), linear(x[:rows]))
+
+
 def test_a_row_does_not_depend_on_its_batch(kind: Instructions) -> None:
     linear, _ = layers(576, 200, kind)
     x, residual = torch.randn(70, 576), torch.randn(70, 200)

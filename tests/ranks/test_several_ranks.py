@@ -76,8 +76,6 @@ def test_three_stages_that_have_different_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "quantization", "layouts"),
     [
-        ("phi3", "int8", [TP2]),
-        ("llama3", "int8", [PP2]),
         ("qwen3-moe", "int8", [TP2_PP2]),
         ("gpt-oss", "int8", [TP2_PP2]),
         ("llama3", "int4", [TP2_PP2]),
@@ -86,10 +84,32 @@ def test_three_stages_that_have_different_layers(tmp_path: Path) -> None:
 def test_rounded_weights(family: str, quantization: str, layouts: Layouts, tmp_path: Path) -> None:
     """int8 layers round their inputs, each row by the largest number of all ranks.
 
-    A sum of two ranks differs in its last bit, and so a number may be rounded to the next integer.
+    A sum of experts differs in its last bit, and so a number may be rounded to the next integer.
     """
     make_checkpoint(family, tmp_path)
     compare(tmp_path, layouts, quantization=quantization, tolerance=0.05)
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "layouts"),
+    [
+        pytest.param("llama3", EVEN, [TP2, TP2_PP2], id="dense"),
+        pytest.param("phi3", {}, [TP2], id="fused projections"),
+        pytest.param(
+            "llama3", {"attention_bias": True, "mlp_bias": True}, [TP2], id="biases of sums"
+        ),
+        pytest.param("gemma3", EVEN, [TP2_PP2], id="a tied embedding, which is int8, too"),
+    ],
+)
+def test_int8_layers_have_the_bits_of_one_rank(
+    family: str, values: dict[str, Any], layouts: Layouts, tmp_path: Path
+) -> None:
+    """Integers are added up before they are scaled.
+
+    Each rank computes whole vectors of the MLP; the rest of a row may be rounded in another way.
+    """
+    make_checkpoint(family, tmp_path, intermediate_size=128, **values)
+    compare(tmp_path, layouts, quantization="int8", tolerance=0)
 
 
 @pytest.mark.parametrize(

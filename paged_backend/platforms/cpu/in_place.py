@@ -16,7 +16,7 @@ class Initial(NamedTuple):
     stride: int  # floats from a row to the next one; 0 for one row
 
 
-_ZEROS = Initial(0, 0)
+ZEROS = Initial(0, 0)
 
 
 class InPlaceProduct(ABC):
@@ -28,7 +28,7 @@ class InPlaceProduct(ABC):
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer's output [rows, outputs] float32 for `x` [rows, inputs]."""
         out = torch.empty(x.shape[0], self._num_outputs)
-        bias = _ZEROS if self._bias is None else Initial(self._bias.data_ptr(), 0)
+        bias = ZEROS if self._bias is None else Initial(self._bias.data_ptr(), 0)
         self._run(self._readable(x), out, bias)
         return out
 

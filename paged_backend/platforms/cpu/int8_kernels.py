@@ -114,6 +114,7 @@ class _Product(NamedTuple):
     row_scales: Any  # [rows]
     panels: Any  # address of the weight
     scales: Any  # [columns]
+    is_scaled: Any  # False: sums are stored as int32, and there are no scales
     corrections: Any  # [columns], what offsets of the values add to sums
     out: Any  # [rows, columns]
     depth: Any
@@ -131,6 +132,7 @@ def _unpack(arguments: Any) -> _Product:
         floats(row_scales, rows),
         panels,
         floats(scales, columns),
+        scales != 0,
         ints(corrections, columns),
         floats(out, (rows, columns)),
         depth,
@@ -151,6 +153,12 @@ def _finish(product: Any, sums: Any, row: int, rows: int, column: int) -> None:
     columns = product.out.shape[1]
     width = min(_WIDTH, columns - column)
     scales, corrections = product.scales[column:], product.corrections[column:]
+    if not product.is_scaled:
+        integers = product.out.view(np.int32)
+        for i in range(rows):
+            for j in range(width):
+                integers[row + i, column + j] = sums[i, j] + corrections[j]
+        return
     for i in range(rows):
         row_scale = product.row_scales[row + i]
         out = product.out[row + i, column:]
@@ -215,6 +223,7 @@ def _round_rows(product: _Product, inputs: int, values: Any, offset: Any) -> _Pr
         scales,
         product.panels,
         product.scales,
+        product.is_scaled,
         product.corrections,
         product.out,
         product.depth,

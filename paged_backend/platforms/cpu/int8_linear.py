@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.platforms.cpu.amx import ROWS, TILE_CONFIG
-from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
+from paged_backend.platforms.cpu.in_place import ZEROS, Initial, InPlaceProduct
 from paged_backend.platforms.cpu.int8_kernels import (
     DEPTH,
     MANY_ROWS,
@@ -52,10 +52,22 @@ class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
         values = self._panels[index // LANES, :, index % LANES].flatten(1)
         return values[:, : self._inputs] * self._scales[index].unsqueeze(1)
 
+    def sums(self, x: Tensor) -> Tensor:
+        """See `Int8Product.sums`."""
+        out = torch.empty(x.shape[0], self._num_outputs, dtype=torch.int32)
+        panels, _, corrections = self._addresses
+        self._multiply(self._readable(x), out, (panels, 0, corrections), ZEROS)
+        return out
+
     def _run(self, x: Tensor, out: Tensor, initial: Initial) -> None:
+        self._multiply(x, out, self._addresses, initial)
+
+    def _multiply(
+        self, x: Tensor, out: Tensor, constants: tuple[int, ...], initial: Initial
+    ) -> None:
         rows, inputs = x.shape
         kernels = self._instructions
-        arguments = (*self._addresses, out.data_ptr(), rows, self._depth, out.shape[1], *initial)
+        arguments = (*constants, out.data_ptr(), rows, self._depth, out.shape[1], *initial)
         if 0 < rows < MANY_ROWS:
             kernels.few_rows()(x.data_ptr(), 0, *arguments, _TILE_CONFIG, inputs)
             return

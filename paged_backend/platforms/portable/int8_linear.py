@@ -13,7 +13,7 @@ _LARGEST = 127
 class TorchInt8Linear:
     """An int8 weight [outputs, inputs] with a scale for each output, in the form `W8A8_INT8`.
 
-    See :class:`~paged_backend.models.linear.LinearProduct`. The reference of other implementations:
+    See :class:`~paged_backend.models.linear.Int8Product`. The reference of other implementations:
     rows are rounded to int8, sums are exact, and results are ``sum * (row's scale * output's
     scale)`` in float32.
 
@@ -31,10 +31,18 @@ class TorchInt8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
-        values, scales = quantize_rows(x)
+        return self.scaled(self.sums(x), x.abs().amax(1), self._bias)
+
+    def sums(self, x: Tensor) -> Tensor:
+        """See `Int8Product.sums`."""
+        values, _ = quantize_rows(x)
         sums = values.double() @ self._weight.t().double()  # exact: they are far below 2**53
-        out = sums.float() * (scales.unsqueeze(1) * self._scales)
-        return (out if self._bias is None else out + self._bias).to(x.dtype)
+        return sums.to(torch.int32)
+
+    def scaled(self, sums: Tensor, peaks: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Int8Product.scaled`."""
+        out = sums.float() * ((peaks.float() / _LARGEST).unsqueeze(1) * self._scales)
+        return (out if bias is None else out + bias).to(self._dtype)
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
