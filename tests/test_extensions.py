@@ -442,7 +442,9 @@ def test_a_drafter(tmp_path: Path) -> None:
     plain = make_engine(tmp_path, **settings)
     answers = tokens_of(run(plain, work))
     texts = [[*prompt, *answer] for (prompt, _), answer in zip(work, answers, strict=True)]
-    drafted = make_engine(tmp_path, drafter=LookupDrafter(texts[:5]), **settings)
+    drafted = make_engine(
+        tmp_path, drafter=LookupDrafter(texts[:5]), speculative_config={}, **settings
+    )
     assert tokens_of(run(drafted, work)) == answers
     oracle.confirm(work, answers)
     assert drafted.stats().num_steps < 0.8 * plain.stats().num_steps
@@ -469,9 +471,7 @@ def outputs_of(engine: Engine) -> dict[tuple[str, int], list[tuple[int, list[int
     return {key: [entry[:2] for entry in rows] + [rows[-1][2]] for key, rows in found.items()}
 
 
-def test_a_drafter_needs_a_platform_that_samples_several_tokens(tmp_path: Path) -> None:
+def test_a_drafter_needs_room_in_steps(tmp_path: Path) -> None:
     Oracle("llama3", tmp_path)
-    executor = make_engine(tmp_path).executor
-    executor.info = replace(executor.info, supports_drafts=False)
-    with pytest.raises(ConfigError, match="speculative_config cannot be used yet on cpu"):
-        Engine(EngineConfig.from_mapping({"model": str(tmp_path)}), executor, LookupDrafter([]))
+    with pytest.raises(ConfigError, match="speculative_config must be set"):
+        make_engine(tmp_path, drafter=LookupDrafter([]))

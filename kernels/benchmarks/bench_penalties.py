@@ -28,12 +28,13 @@ def penalize(bench: Bench, rows: int, strength: float) -> Call:
     stops = torch.arange(rows * STOPS, dtype=torch.int32, device=bench.device).view(rows, STOPS)
     penalties = Penalties(1 + strengths, strengths, strengths, torch.zeros_like(slots), stops)
     logits = bench.logits(rows)
-    return partial(apply_penalties, logits, slots, slots, counts(bench, rows), penalties)
+    inputs = slots.long()
+    return partial(apply_penalties, logits, slots, slots, inputs, counts(bench, rows), penalties)
 
 
 def count(bench: Bench, rows: int) -> Call:
     slots = torch.arange(rows, dtype=torch.int32, device=bench.device)
-    return partial(count_tokens, counts(bench, rows), slots, slots)
+    return partial(count_tokens, counts(bench, rows), slots, slots, slots.long())
 
 
 def run(bench: Bench) -> None:

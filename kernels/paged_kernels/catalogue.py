@@ -405,8 +405,9 @@ def _penalties(vocab: int) -> Case:
         penalties = Penalties(**slots, min_position=_ints(256), stop_ids=_ints(256, 8))
         logits = _empty(num_seqs, vocab, dtype=_FP32)
         counts, rows = _ints(256, vocab), _ints(num_seqs)
-        apply_penalties(logits, rows, _ints(num_seqs), counts, penalties)
-        count_tokens(counts, rows, _ints(num_seqs))
+        inputs = _empty(num_seqs, dtype=torch.int64)
+        apply_penalties(logits, rows, _ints(num_seqs), inputs, counts, penalties)
+        count_tokens(counts, rows, _ints(num_seqs), inputs)
 
     return Case("penalties", f"{vocab} tokens", call)
 

@@ -23,6 +23,7 @@ def _penalties_kernel(
     logits_ptr,
     slots_ptr,
     positions_ptr,
+    inputs_ptr,
     counts_ptr,
     repetition_ptr,
     presence_ptr,
@@ -48,9 +49,14 @@ def _penalties_kernel(
     presence = tl.load(presence_ptr + slot)
     frequency = tl.load(frequency_ptr + slot)
     if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
+        num_drafts = 0  # rows of the slot before this one
+        while tl.load(slots_ptr + row - 1 - num_drafts, mask=num_drafts < row, other=-1) == slot:
+            num_drafts += 1
         for start in tl.range(chunk, chunk + CHUNK, TILE):
             tokens = start + tl.arange(0, TILE)
             counts = tl.load(counts_ptr + tokens, mask=tokens < VOCAB, other=0)
+            for before in range(num_drafts):
+                counts += tl.where(tokens == tl.load(inputs_ptr + row - before), 2, 0)
             seen = counts > 0
             x = tl.load(logits_ptr + tokens, mask=seen, other=0.0)
             outputs = (counts >> 1).to(tl.float32)
@@ -67,14 +73,34 @@ def _penalties_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _count_kernel(
-    counts_ptr, slots_ptr, tokens_ptr, num_rows, VOCAB: tl.constexpr, ROWS: tl.constexpr
+    counts_ptr,
+    slots_ptr,
+    tokens_ptr,
+    inputs_ptr,
+    num_rows,
+    VOCAB: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < num_rows
     slots = tl.load(slots_ptr + rows, mask=inside, other=-1).to(tl.int64)
     tokens = tl.load(tokens_ptr + rows, mask=inside, other=-1)
     valid = (slots >= 0) & (tokens >= 0) & (tokens < VOCAB)
+    before = rows - 1
+    drafted = _same_slot(slots_ptr, slots, before, inside)
+    while tl.max(drafted.to(tl.int32), axis=0) > 0:
+        sampled = tl.load(tokens_ptr + before, mask=drafted, other=0)
+        draft = tl.load(inputs_ptr + before + 1, mask=drafted, other=0)
+        valid &= (sampled == draft) | ~drafted
+        before -= 1
+        drafted &= _same_slot(slots_ptr, slots, before, inside)
     tl.atomic_add(counts_ptr + slots * VOCAB + tokens, 2, mask=valid, sem="relaxed")
+
+
+@triton.jit
+def _same_slot(slots_ptr, slots, rows, inside):
+    inside &= (rows >= 0) & (slots >= 0)
+    return inside & (tl.load(slots_ptr + rows, mask=inside, other=-1) == slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +115,12 @@ class Penalties:
 
 
 def apply_penalties(
-    logits: Tensor, slots: Tensor, positions: Tensor, token_counts: Tensor, penalties: Penalties
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    inputs: Tensor,
+    token_counts: Tensor,
+    penalties: Penalties,
 ) -> None:
     """Penalize earlier tokens and forbid early stop tokens, in place.
 
@@ -100,8 +131,11 @@ def apply_penalties(
 
     Args:
         logits: [rows, vocab] float32.
-        slots: [rows] int32. A negative slot is padding: its row is left alone.
+        slots: [rows] int32. A negative slot is padding: its row is left alone. Consecutive rows of
+            one slot sample consecutive tokens of a sequence, with a draft before each but the first
+            one. The drafts count as tokens of the output.
         positions: [rows] int32, positions of the tokens to be sampled.
+        inputs: [rows] int64, the tokens before them.
         token_counts: [num_slots, vocab] int32: twice the occurrences in the output, and 1 more if
             the token occurs in the prompt.
         penalties: penalties by slot; read on the device, so captured launches see updates.
@@ -114,6 +148,7 @@ def apply_penalties(
     rows, vocab = logits.shape
     check_tensor("slots", slots, (rows,), torch.int32, like=logits)
     check_tensor("positions", positions, (rows,), torch.int32, like=logits)
+    check_tensor("inputs", inputs, (rows,), torch.int64, like=logits)
     check_tensor("token_counts", token_counts, (None, vocab), torch.int32, like=logits)
     num_slots = token_counts.shape[0]
     for name in ("repetition", "presence", "frequency"):
@@ -126,6 +161,7 @@ def apply_penalties(
             logits,
             slots,
             positions,
+            inputs,
             token_counts,
             penalties.repetition,
             penalties.presence,
@@ -141,13 +177,14 @@ def apply_penalties(
         )
 
 
-def count_tokens(token_counts: Tensor, slots: Tensor, tokens: Tensor) -> None:
-    """Add sampled tokens to the counts of the output.
+def count_tokens(token_counts: Tensor, slots: Tensor, tokens: Tensor, inputs: Tensor) -> None:
+    """Add sampled tokens to the counts of the output, without those after a wrong draft.
 
     Args:
         token_counts: as for `apply_penalties`; updated.
-        slots: [rows] int32. A negative slot is padding. A slot may have several rows.
+        slots: as for `apply_penalties`.
         tokens: [rows] int32. Ids outside the vocabulary are not counted.
+        inputs: as for `apply_penalties`.
 
     Raises:
         ArgumentError: an argument has the wrong shape, dtype, device or layout.
@@ -157,11 +194,13 @@ def count_tokens(token_counts: Tensor, slots: Tensor, tokens: Tensor) -> None:
     check_tensor("slots", slots, (None,), torch.int32, like=token_counts)
     rows = slots.shape[0]
     check_tensor("tokens", tokens, (rows,), torch.int32, like=token_counts)
+    check_tensor("inputs", inputs, (rows,), torch.int64, like=token_counts)
     if rows:
         _count_kernel[(triton.cdiv(rows, _ROWS),)](
             token_counts,
             slots,
             tokens,
+            inputs,
             rows,
             VOCAB=token_counts.shape[1],
             ROWS=_ROWS,

@@ -301,7 +301,8 @@ class Scheduler:
             return drafts
         running = self.sequences.running.values()
         decodes = [seq for seq in running if seq.num_uncomputed_tokens == 1 and can_be_drafted(seq)]
-        budget = max(0, self.config.max_num_batched_tokens - len(running))
+        room = self.config.max_num_batched_tokens - len(running)
+        budget = max(0, min(room, self.config.max_num_drafts))
         if self.sequences.waiting or len(decodes) < len(running):
             budget //= 2
         proposed = self._drafter.propose(decodes, budget)

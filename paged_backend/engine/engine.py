@@ -28,7 +28,7 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
-from paged_backend.executor.base import Executor, WorkerInfo
+from paged_backend.executor.base import Executor
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import InvalidRequest, option_error
@@ -57,7 +57,8 @@ class Engine:
         has_journal: whether to record what the prefix cache holds (``scheduler.kv.journal``).
 
     Raises:
-        ConfigError: the device does not support drafts.
+        ConfigError: the model generates nothing that could be drafted, or a drafter is given and
+            the options ask for none.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class Engine:
         speculation = config.speculation()
         if drafter is None and speculation is not None:
             drafter = LookupDrafter(speculation)
-        if drafter is not None and not info.supports_drafts:
-            raise option_error("speculative_config", _no_drafts(info))
+        if speculation is not None and info.pooling is not None:
+            raise option_error("speculative_config", "cannot be used: this model generates nothing")
+        if drafter is not None and speculation is None:
+            raise option_error("speculative_config", "must be set, to make room for drafts")
         self.limits = RequestLimits.of(
             config,
             max_model_len=info.max_model_len,
@@ -96,6 +99,7 @@ class Engine:
                 max_model_len=info.max_model_len,
                 enable_chunked_prefill=config.enable_chunked_prefill and has_blocks,
                 eos_token_ids=frozenset(info.eos_token_ids),
+                max_num_drafts=steps.max_num_drafts,
             ),
             KVCacheManager(
                 info.num_blocks,
@@ -240,12 +244,6 @@ class _InFlightStep(NamedTuple):
     started_s: float  # seconds of the monotonic clock
     scheduler_output: SchedulerOutput
     pending: PendingOutput
-
-
-def _no_drafts(info: WorkerInfo) -> str:
-    if info.pooling is not None:
-        return "cannot be used: this model generates nothing"
-    return f"cannot be used yet on {info.device}, which samples one token of a sequence per step"
 
 
 def _last_outputs(

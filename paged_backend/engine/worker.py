@@ -75,7 +75,6 @@ class Worker:
             num_blocks=loaded.num_blocks,
             kv_layout=loaded.kv_layout,
             num_graphs=loaded.runner.num_graphs,
-            supports_drafts=platform.supports_drafts and pooling is None,
             pooling=pooling,
             hidden_size=stored.config.hidden_size,
             scores_pairs=stored.is_reranker,

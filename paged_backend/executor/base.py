@@ -35,7 +35,6 @@ class WorkerInfo:
     kv_bytes_per_token: int  # in all layers of a worker, with the scales of quantized numbers
     attention_backend: str
     num_graphs: int  # captured CUDA graphs
-    supports_drafts: bool  # a step can sample several tokens of a sequence
     pooling: Pooling | None  # how the model makes embeddings; None if it generates
     hidden_size: int
     scores_pairs: bool  # the model is a reranker: what is pooled becomes a score

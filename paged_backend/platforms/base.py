@@ -73,11 +73,6 @@ class Platform(PlatformKernels, Protocol):
         """Whether attention can read a shared prefix once for all sequences that have it."""
         ...
 
-    @property
-    def supports_drafts(self) -> bool:
-        """Whether a step can sample several tokens of a sequence."""
-        ...
-
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
         ...

@@ -273,6 +273,7 @@ class EngineWithoutModel:
                 max_model_len,
                 enable_chunked_prefill,
                 frozenset({EOS}),
+                max_num_drafts=max_num_batched_tokens,
             ),
             KVCacheManager(
                 num_blocks,

@@ -14,6 +14,7 @@ from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.speculation.step_costs import StepCosts
 from paged_backend.values.outputs import TokenLogprobs
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
@@ -57,6 +58,8 @@ ASKED: list[tuple[dict[str, object] | None, dict[str, object]]] = [
         {"regex": "[0-9]{3,12}"},
         {"logit_bias": {21: 4.0}, "bad_words_token_ids": ((20, 21),), "logprobs": 0},
     ),
+    # Penalties count forced tokens.
+    ({"regex": "(a[bc]deaf|abab){4}"}, {"temperature": 0, "frequency_penalty": 1.5}),
 ]
 
 
@@ -137,11 +140,15 @@ def expected(folder: Path) -> Answers:
     return found
 
 
-@pytest.mark.parametrize("steps", ["ahead", "padded"])
-def test_constrained_answers_equal_those_of_the_cpu(folder, expected, steps):
-    """With steps scheduled ahead, and with steps padded to the shapes of graphs."""
+@pytest.mark.parametrize("steps", ["ahead", "padded", "drafted"])
+def test_constrained_answers_equal_those_of_the_cpu(folder, expected, monkeypatch, steps):
+    """With steps scheduled ahead, padded to the shapes of graphs, and with drafts."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    engine = constrained_engine(folder, device, async_scheduling=steps == "ahead")
+    options: dict[str, object] = {"async_scheduling": steps != "padded"}
+    if steps == "drafted":
+        monkeypatch.setattr(StepCosts, "token_s", 0.0)  # verify each guess
+        options["speculative_config"] = {"method": "suffix"}
+    engine = constrained_engine(folder, device, **options)
     runner = engine.executor.model_runner
     assert isinstance(runner, GpuModelRunner)
     replayed: list[StepShape] = []
@@ -153,6 +160,7 @@ def test_constrained_answers_equal_those_of_the_cpu(folder, expected, steps):
         assert (answer.tokens, answer.reason) == (expected[key].tokens, expected[key].reason)
         confirm_logprobs(answer.logprobs, expected[key].logprobs)
         confirm_logprobs(answer.prompt_logprobs, expected[key].prompt_logprobs)
+    assert (engine.stats().num_draft_tokens > 0) == (steps == "drafted")
     assert set(replayed) == ({StepShape.decodes(4)} if steps == "padded" else set())
 
 

@@ -52,9 +52,8 @@ def test_penalties(vocab: int, device: torch.device) -> None:
     logits = torch.randn(5, vocab)
     logits[:, ::7] = -math.inf
     found = logits.to(device).clone()
-    apply_penalties(
-        found, ints(slots, device), ints([9] * 5, device), counts, penalties_of(params, device)
-    )
+    nines, penalties = ints([9] * 5, device), penalties_of(params, device)
+    apply_penalties(found, ints(slots, device), nines, nines.long(), counts, penalties)
     for row, slot in enumerate(slots):
         expected = penalized(logits[row], prompts[slot], outputs[slot], *params[slot])
         torch.testing.assert_close(found[row].cpu().double(), expected, rtol=1e-6, atol=1e-6)
@@ -70,7 +69,9 @@ def test_stops_are_forbidden_before_their_position(device: torch.device) -> None
     guarded = torch.ones(6, vocab)
     found = guarded.to(device).clone()
     slots, positions = [0, 1, 0, 2], [9, 9, 10, 0]
-    apply_penalties(found[1:5], ints(slots, device), ints(positions, device), counts, penalties)
+    inputs = ints([11, 5, 12, 3], device).long()
+    where = ints(slots, device), ints(positions, device), inputs
+    apply_penalties(found[1:5], *where, counts, penalties)
     forbidden = [5, 16384, 19999]
     changed = penalized(guarded[0], [5, 6], [16384, 7], 2.0, 0.5, 0.5, forbidden)
     late = penalized(guarded[0], [5, 6], [16384, 7], 2.0, 0.5, 0.5)
@@ -85,55 +86,86 @@ def test_padding_is_left_alone(device: torch.device) -> None:
     before = logits.clone()
     penalties = penalties_of([(2.0, 1.0, 1.0)], device, [99], [[1, 2]])
     counts = torch.full((1, 100), 3, dtype=torch.int32, device=device)
-    apply_penalties(logits, ints([-1, -1], device), ints([0, 0], device), counts, penalties)
+    zeros = ints([0, 0], device)
+    apply_penalties(logits, ints([-1, -1], device), zeros, zeros.long(), counts, penalties)
     assert torch.equal(logits, before)
 
 
-def test_tokens_are_counted(device: torch.device) -> None:
-    """Several rows of a slot, padding, and what is no token; the mark of the prompt stays."""
-    guarded = torch.zeros(5, 52, dtype=torch.int32, device=device)
+def test_drafts_count_as_output(device: torch.device) -> None:
+    """Each row of a slot counts the drafts before it, and no token of another slot."""
+    vocab, prompt, output, drafts = 300, [3, 4, 5], [5, 6, 6], [6, 7, 3, 7]
+    params = (1.3, 0.5, 0.25)
+    counts = counts_of([prompt] * 3, [output] * 3, vocab).to(device)
+    logits = torch.randn(8, vocab)
+    found = logits.to(device).clone()
+    slots, inputs = ints([2, 0, 0, 0, 0, 0, 1, -1], device), [6, 6, *drafts, 6, 0]
+    penalties, zeros = penalties_of([params] * 3, device), ints([0] * 8, device)
+    apply_penalties(found, slots, zeros, ints(inputs, device).long(), counts, penalties)
+    for row, offset in enumerate([0, 0, 1, 2, 3, 4, 0]):
+        expected = penalized(logits[row], prompt, output + drafts[:offset], *params)
+        torch.testing.assert_close(found[row].cpu().double(), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(found[7].cpu(), logits[7])
+
+
+@pytest.mark.parametrize("num_before", [0, 126])
+def test_tokens_are_counted(device: torch.device, num_before: int) -> None:
+    """Padding, what is no token, and the tokens after a wrong draft are not counted.
+
+    The rows of a slot may lie in two programs of the kernel. The mark of the prompt stays.
+    """
+    guarded = torch.zeros(6, 52, dtype=torch.int32, device=device)
     guarded[2, 7] = 1
-    slots, tokens = [1, 1, 1, -1, 2, 2, 0], [7, 7, 51, 3, -1, 52, 0]
-    slots, tokens = slots + [2] * 200, tokens + [9] * 200
-    count_tokens(guarded[1:4], ints(slots, device), ints(tokens, device))
-    expected = torch.zeros(5, 52, dtype=torch.int32)
-    expected[2, 7], expected[2, 51], expected[1, 0], expected[3, 9] = 5, 2, 2, 400
+    # Slot 1: both drafts are right. Slot 2: the second of three is wrong. Slot 3: none.
+    slots = [-1] * num_before + [1, 1, 1, 2, 2, 2, 2, 3, -1, -1, 0]
+    tokens = [5] * num_before + [7, 7, 51, 9, 8, 6, 5, 52, 3, 3, 0]
+    inputs = [5] * num_before + [4, 7, 7, 1, 9, 2, 6, 0, 3, 3, 5]
+    count_tokens(
+        guarded[1:5], ints(slots, device), ints(tokens, device), ints(inputs, device).long()
+    )
+    expected = torch.zeros(6, 52, dtype=torch.int32)
+    expected[2, 7], expected[2, 51] = 5, 2
+    expected[3, 9], expected[3, 8] = 2, 2
+    expected[1, 0] = 2
     assert torch.equal(guarded.cpu(), expected)
 
 
 def test_bad_calls_are_refused(device: torch.device) -> None:
     logits = torch.zeros(4, 16, device=device)
     ids = ints([0] * 4, device)
+    inputs = ids.long()
     counts = torch.zeros(2, 16, dtype=torch.int32, device=device)
     good = penalties_of([NONE] * 2, device)
     three = penalties_of([NONE] * 3, device)
     bad = {
-        "logits": (logits.double(), ids, ids, counts, good),
-        "slots": (logits, ids[:3], ids, counts, good),
-        "positions": (logits, ids, ids.long(), counts, good),
-        "token_counts": (logits, ids, ids, counts[:, :8].contiguous(), good),
-        "repetition": (logits, ids, ids, counts, three),
+        "logits": (logits.double(), ids, ids, inputs, counts, good),
+        "slots": (logits, ids[:3], ids, inputs, counts, good),
+        "positions": (logits, ids, ids.long(), inputs, counts, good),
+        "inputs": (logits, ids, ids, ids, counts, good),
+        "token_counts": (logits, ids, ids, inputs, counts[:, :8].contiguous(), good),
+        "repetition": (logits, ids, ids, inputs, counts, three),
         "stop_ids": (
             logits,
             ids,
             ids,
+            inputs,
             counts,
             penalties_of([NONE] * 2, device, stop_ids=[[1]] * 3),
         ),
     }
-    apply_penalties(logits, ids, ids, counts, good)
+    apply_penalties(logits, ids, ids, inputs, counts, good)
     for name, arguments in bad.items():
         with pytest.raises(ArgumentError) as refused:
             apply_penalties(*arguments)
         assert refused.value.name == name
     for name, others in {
-        "token_counts": (counts.long(), ids, ids),
-        "slots": (counts, ids.long(), ids),
-        "tokens": (counts, ids, ids[:3]),
+        "token_counts": (counts.long(), ids, ids, inputs),
+        "slots": (counts, ids.long(), ids, inputs),
+        "tokens": (counts, ids, ids[:3], inputs),
+        "inputs": (counts, ids, ids, inputs[:3]),
     }.items():
         with pytest.raises(ArgumentError) as refused:
             count_tokens(*others)
         assert refused.value.name == name
     empty = ids[:0]
-    apply_penalties(logits[:0], empty, empty, counts, good)
-    count_tokens(counts, empty, empty)
+    apply_penalties(logits[:0], empty, empty, empty.long(), counts, good)
+    count_tokens(counts, empty, empty, empty.long())

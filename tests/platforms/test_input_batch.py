@@ -21,6 +21,7 @@ from paged_backend.platforms.gpu.cuda_graphs import (
 )
 from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.input_batch import InputBatchBuilder, block_tables
+from paged_backend.values.options.scheduling import StepLimits
 from paged_backend.values.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -203,10 +204,19 @@ def test_captured_sizes(most):
     assert sizes[-1] == most
 
 
+def limits(max_num_seqs: int, max_num_batched_tokens: int, max_num_drafts: int = 0) -> StepLimits:
+    return StepLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        async_scheduling=True,
+        max_num_drafts=max_num_drafts,
+    )
+
+
 def test_a_step_is_padded_to_the_next_captured_shape():
     captured: list[StepShape] = []
     graphs = StepGraphs(
-        captured_shapes(max_num_seqs=20, max_num_batched_tokens=140),
+        captured_shapes(limits(20, 140)),
         lambda shape: captured.append(shape) or (lambda: torch.tensor(shape.num_tokens)),
     )
     assert [shape.num_tokens for shape in captured][:4] == [148, 136, 128, 84]  # largest first
@@ -224,6 +234,17 @@ def test_a_step_is_padded_to_the_next_captured_shape():
     assert graphs.replay(StepShape.mixed(0, 64)) == 64
 
 
+def test_a_step_with_drafts_is_padded_to_a_shape_with_as_many_samples():
+    shapes = captured_shapes(limits(20, 140, max_num_drafts=64))
+    graphs = StepGraphs(shapes, lambda shape: lambda: torch.tensor(shape.num_tokens))
+    assert graphs.fit(StepShape(17, 1, 17, 0)) == StepShape.drafted(0, 64)
+    assert graphs.fit(StepShape(5, 1, 5, 0)) == StepShape.drafted(0, 16)
+    three_with_drafts_beside_six = StepShape(6 + 15, 9, 21, 6)
+    assert graphs.fit(three_with_drafts_beside_six) == StepShape.drafted(8, 16)
+    assert graphs.fit(StepShape(65, 5, 65, 0)) is None  # run without a graph
+
+
 def test_the_number_of_captured_shapes():
     for max_num_seqs, number in ((8, 4 + 8), (64, 8 + 16), (256, 20 + 24)):
-        assert len(captured_shapes(max_num_seqs, 8192)) == number
+        assert len(captured_shapes(limits(max_num_seqs, 8192))) == number
+    assert len(captured_shapes(limits(256, 8192, max_num_drafts=256))) == 44 + 12

@@ -40,7 +40,6 @@ class TorchPlatform:
     default_kv_cache_bytes: int | None = CPU_KV_CACHE_BYTES
     supports_async_scheduling = False
     supports_cascade_attention = False
-    supports_drafts = True
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.device = torch.device("cpu")

@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from paged_backend.platforms.gpu.device import Replay
+from paged_backend.values.options.scheduling import StepLimits
 
 CHUNKS = (64, 128, 256, 512)
 """Captured numbers of prompt tokens; more of them take more time to compute than to launch."""
@@ -18,12 +19,16 @@ CHUNKS = (64, 128, 256, 512)
 MAX_PROMPTS = 8
 """Prompts that a captured step has room for."""
 
+DRAFTED_TOKENS = (16, 64)
+"""Captured numbers of tokens of sequences with drafts, the tokens before their drafts included."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """The number of elements of each buffer that a step uses.
 
-    The decodes come first: each is a sequence with one token. The others are parts of prompts.
+    The decodes come first: each is a sequence with one token. The others are parts of prompts, and
+    sequences with drafts, which sample a token after each of theirs.
     """
 
     num_tokens: int
@@ -42,6 +47,12 @@ class StepShape:
         """Return the captured shape of decodes with parts of `MAX_PROMPTS` prompts."""
         num_seqs = num_decodes + MAX_PROMPTS
         return cls(num_decodes + num_prompt_tokens, num_seqs, num_seqs, num_decodes)
+
+    @classmethod
+    def drafted(cls, num_decodes: int, num_tokens: int) -> StepShape:
+        """Return the captured shape of decodes with sequences of two or more tokens each."""
+        num_seqs, num_rows = num_decodes + num_tokens // 2, num_decodes + num_tokens
+        return cls(num_rows, num_seqs, num_rows, num_decodes)
 
     def has_room_for(self, step: StepShape) -> bool:
         """Return True if a step can be padded to this shape."""
@@ -64,22 +75,32 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
     return sorted({size for size in sizes if size < max_num_seqs} | {max_num_seqs})
 
 
-def captured_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[StepShape]:
-    """Return the step shapes to capture: decodes alone, and decodes with short prompts.
+def captured_shapes(limits: StepLimits) -> list[StepShape]:
+    """Return the step shapes to capture: decodes alone, with short prompts, and with drafts.
 
     The numbers of decodes with prompts have larger gaps, because a step with prompts takes longer
     anyway, and each is combined with each number of prompt tokens. A prompt is short if a prefix
     hit covers most of it, or if it is the rest of a longer one.
     """
+    max_num_seqs, max_num_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     decodes = decode_sizes(max_num_seqs)
     powers = [8 << shift for shift in range(10) if shift != 1]
     beside = [0, *(size for size in powers if size < max_num_seqs), max_num_seqs]
-    return [StepShape.decodes(size) for size in decodes] + [
+    shapes = [StepShape.decodes(size) for size in decodes]
+    shapes += [
         StepShape.mixed(size, chunk)
         for size in beside
         for chunk in CHUNKS
-        if chunk <= max_num_batched_tokens
+        if chunk <= max_num_tokens
     ]
+    if limits.max_num_drafts:
+        shapes += [
+            StepShape.drafted(size, count)
+            for size in beside
+            for count in DRAFTED_TOKENS
+            if count <= max_num_tokens
+        ]
+    return shapes
 
 
 class StepGraphs:

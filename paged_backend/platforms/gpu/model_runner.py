@@ -33,8 +33,8 @@ from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput,
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.platforms.gpu.cuda_graphs import (
-    MAX_PROMPTS,
     StepGraphs,
     StepShape,
     captured_shapes,
@@ -43,7 +43,7 @@ from paged_backend.platforms.gpu.device import GpuDevice, Replay
 from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.platforms.gpu.shared_prefix import MIN_SEQS, count_shared_blocks
-from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs
+from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs, max_num_samples
 from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.input_batch import InputBatch
 from paged_backend.platforms.pooling import Pooler, pooled_bytes
@@ -68,6 +68,7 @@ class InFlightOutput:
     """
 
     tokens: Arrival
+    scheduled_batch: ScheduledBatch
     batch: InputBatch
     places: list[int]  # indices of the samples with logprobs
     logprobs: DeviceLogprobs | None
@@ -77,10 +78,10 @@ class InFlightOutput:
         """Wait for the device."""
         tokens = self.tokens.wait()[: len(self.batch.sample_positions)]
         logprobs = [] if self.logprobs is None else self.logprobs.wait()
+        by_place = dict(zip(self.places, logprobs, strict=True))
         of_prompts = [row for part in self.prompt_logprobs for row in part.wait()]
         return ModelRunnerOutput(
-            [[token] for token in tokens],
-            dict(zip(self.places, [[row] for row in logprobs], strict=True)),
+            *keep_accepted(self.scheduled_batch, tokens, by_place),
             split_by_prompt(self.batch.prompts, of_prompts),
         )
 
@@ -90,6 +91,7 @@ class LaunchedGpuStep(LaunchedStep):
     """A step with a forward pass that is on its way; see LaunchedStep."""
 
     runner: GpuModelRunner
+    scheduled_batch: ScheduledBatch
     batch: InputBatch
     shape: StepShape
     prompt_logprobs: list[DeviceLogprobs]
@@ -98,7 +100,9 @@ class LaunchedGpuStep(LaunchedStep):
         """Launch the rest of the sampling of the step."""
         batch = self.batch
         tokens, places, logprobs = self.runner.sample(batch, self.shape, masks)
-        return InFlightOutput(tokens, batch, places, logprobs, self.prompt_logprobs)
+        return InFlightOutput(
+            tokens, self.scheduled_batch, batch, places, logprobs, self.prompt_logprobs
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,7 @@ class GpuModelRunner:
         self._windows = [group.window for group in spec.groups]
         self._num_groups = len(spec.groups)
         self._transfer = transfer
+        self._limits = limits
         self._max_num_seqs = limits.max_num_seqs
         self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._makes_embeddings = not model.config.has_output_layer
@@ -161,7 +166,7 @@ class GpuModelRunner:
             transfer,
         )
         # Results of the last step, at the same addresses for all graphs.
-        num_samples = 0 if self._makes_embeddings else self._max_num_seqs + MAX_PROMPTS
+        num_samples = 0 if self._makes_embeddings else max_num_samples(limits)
         device, vocab_size = transfer.device, model.config.vocab_size
         self._logits = torch.empty(num_samples, vocab_size, dtype=dtype, device=device)
         self._tokens = torch.empty(num_samples, dtype=torch.int32, device=device)
@@ -190,6 +195,7 @@ class GpuModelRunner:
         self._release(scheduled_batch.freed_seq_ids)
         inputs = self._inputs.update(scheduled_batch)
         batch = inputs.batch
+        self._forget_counts(scheduled_batch.scheduled)
         self._admit(inputs.new_sample_rows, batch.scheduled_samples)
         if scheduled_batch.block_copies:
             self._attention.copy_blocks(scheduled_batch.block_copies)
@@ -197,7 +203,7 @@ class GpuModelRunner:
         if self._makes_embeddings:
             return LaunchedEmbeddings(self._pool(before_prompts, batch.pools))
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
-        return LaunchedGpuStep(self, batch, shape, prompts)
+        return LaunchedGpuStep(self, scheduled_batch, batch, shape, prompts)
 
     @torch.inference_mode()
     def sample(
@@ -260,7 +266,7 @@ class GpuModelRunner:
         """
         if self._makes_embeddings:
             return
-        shapes = captured_shapes(self._max_num_seqs, self._max_num_batched_tokens)
+        shapes = captured_shapes(self._limits)
         pool = gpu.new_graph_pool()
         nothing = self._inputs.update(ScheduledBatch.of([]))
 
@@ -331,10 +337,24 @@ class GpuModelRunner:
         self._pooler.release(seq_ids)
         self._inputs.rows.release(seq_ids)
 
+    def _forget_counts(self, items: list[ScheduledSequence]) -> None:
+        """Let the tokens of sequences be counted anew that a grammar has forced tokens upon.
+
+        The device counts what it samples. A slice with known tokens after its first one has tokens
+        that the device has not sampled.
+        """
+        if self._penalized:
+            for item in items:
+                if len(item.token_ids) - item.num_draft_tokens > 1:
+                    self._sampled.discard(item.seq_id)
+
     def _admit(self, rows: list[int], samples: list[SampleSpec]) -> None:
-        new = [i for i, spec in enumerate(samples) if spec.seq_id not in self._sampled]
-        specs = [samples[i] for i in new]
-        self._sampler.admit([rows[i] for i in new], specs)
+        new: dict[int, tuple[int, SampleSpec]] = {}
+        for row, spec in zip(rows, samples, strict=True):
+            if spec.seq_id not in self._sampled:
+                new.setdefault(spec.seq_id, (row, spec))  # the first one has no draft before it
+        specs = [spec for _, spec in new.values()]
+        self._sampler.admit([row for row, _ in new.values()], specs)
         self._sampled.update(spec.seq_id for spec in specs)
         self._penalized.update(
             spec.seq_id for spec in specs if spec.params.penalized or spec.params.min_tokens

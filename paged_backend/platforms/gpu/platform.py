@@ -45,7 +45,6 @@ class GpuPlatform:
     default_kv_cache_bytes: int | None = None
     supports_async_scheduling = True
     supports_cascade_attention = True
-    supports_drafts = False  # the sampler's rows hold the state of one sample per sequence
 
     def __init__(self, device: torch.device, dtype: torch.dtype, gpu: GpuDevice | None) -> None:
         self.device = device

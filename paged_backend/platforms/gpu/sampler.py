@@ -24,7 +24,10 @@ from paged_backend.values.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """The sequence and the position of each row of logits that is sampled."""
+    """The sequence and the position of each row of logits that is sampled.
+
+    A sequence with drafts has several rows, one after the other.
+    """
 
     rows: Tensor  # [n] int64 the sampler's row of each sequence; its last row for padding
     row_or_none: Tensor  # [n] int32 like `rows`, but -1 for padding, which gets an arbitrary token
@@ -77,7 +80,8 @@ class DeviceSampler:
         # earlier sequence left, which is never read. The padding row stays zero: padded samples
         # have -1 in `SampleRows.row_or_none`, so no kernel reads or changes counts for them.
         self._counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
-        # The token of the padding row is arbitrary; no placeholder refers to it.
+        # The token of the padding row is arbitrary; no placeholder refers to it. Neither does one to
+        # the token of a sequence with drafts: the host knows it before the sequence goes on.
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
@@ -119,15 +123,16 @@ class DeviceSampler:
             logits: [n, vocab] float32; overwritten.
             samples: the specs of the first rows of `logits`, if any of them changes or forbids
                 the logits of single tokens; else none. The other rows are padding.
-            last_inputs: [n] the token before the one to sample.
+            last_inputs: [n] int64 the token before the one to sample.
             to: the sequence and the position of each row.
             tokens: [n] int32, receives the tokens.
         """
         if samples:
             self._edits.apply(logits, samples, last_inputs)
-        apply_penalties(logits, to.row_or_none, to.positions, self._counts, self._penalties)
+        rows, counts = to.row_or_none, self._counts
+        apply_penalties(logits, rows, to.positions, last_inputs, counts, self._penalties)
         self.sample(logits, to, tokens)
-        count_tokens(self._counts, to.row_or_none, tokens)
+        count_tokens(counts, rows, tokens, last_inputs)
 
     def _packed(self, spec: SampleSpec) -> tuple[object, ...]:
         """Return the record of a sequence."""

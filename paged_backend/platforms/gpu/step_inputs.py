@@ -13,7 +13,7 @@ from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionMetadata
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
-from paged_backend.platforms.gpu.cuda_graphs import MAX_PROMPTS, StepShape, captured_shapes
+from paged_backend.platforms.gpu.cuda_graphs import StepShape, captured_shapes
 from paged_backend.platforms.gpu.sampler import SampleRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs, without
@@ -77,9 +77,12 @@ class DeviceInputs:
         # All of the buffers is sent with each step, so the steps that graphs replay, and others of
         # their size, have smaller ones.
         tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
-        few = max(shape.num_tokens for shape in captured_shapes(seqs, tokens))
+        shapes = captured_shapes(limits)
+        few = max(shape.num_tokens for shape in shapes)
+        most_seqs = max(seqs, *(shape.num_seqs for shape in shapes))
+        most_samples = max_num_samples(limits)
         self._buffers = {
-            size: self._new_buffers(size, seqs + MAX_PROMPTS, transfer)
+            size: self._new_buffers(size, most_seqs, most_samples, transfer)
             for size in sorted({seqs, few, tokens})
         }
 
@@ -172,7 +175,9 @@ class DeviceInputs:
             positions=part("sample_positions", count),
         )
 
-    def _new_buffers(self, num_tokens: int, num_seqs: int, transfer: Transfer) -> Staging:
+    def _new_buffers(
+        self, num_tokens: int, num_seqs: int, num_samples: int, transfer: Transfer
+    ) -> Staging:
         return Staging(
             {
                 "input_ids": (torch.int64, num_tokens),
@@ -180,14 +185,20 @@ class DeviceInputs:
                 "query_start_loc": (torch.int32, num_seqs + 1),
                 "seq_lens": (torch.int32, num_seqs),
                 "table_rows": (torch.int64, num_seqs),
-                "logits_indices": (torch.int64, num_seqs + num_tokens),
-                "sample_rows": (torch.int64, num_seqs),
-                "sample_row_or_none": (torch.int32, num_seqs),
-                "sample_positions": (torch.int32, num_seqs),
+                "logits_indices": (torch.int64, num_samples + num_tokens),
+                "sample_rows": (torch.int64, num_samples),
+                "sample_row_or_none": (torch.int32, num_samples),
+                "sample_positions": (torch.int32, num_samples),
                 **{name: (torch.int64, num_tokens) for name in self._slot_mappings},
             },
             transfer,
         )
+
+
+def max_num_samples(limits: StepLimits) -> int:
+    """Return the number of samples of the largest step, with the padding of captured shapes."""
+    step = limits.max_num_seqs + limits.max_num_drafts
+    return max(step, *(shape.num_samples for shape in captured_shapes(limits)))
 
 
 def _padded(values: IntArray, length: int, filler: int, place: int = 0, gap: int = 0) -> IntArray:

@@ -90,8 +90,7 @@ class SimulatedModelRunner:
         self._inputs = DeviceInputs(
             layout.block_size, layout.num_groups, limits, max_model_len, transfer
         )
-        shapes = captured_shapes(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self._graphs = StepGraphs(shapes, lambda _: lambda: torch.empty(0))
+        self._graphs = StepGraphs(captured_shapes(limits), lambda _: lambda: torch.empty(0))
 
     @property
     def num_graphs(self) -> int:

@@ -67,7 +67,6 @@ class SimulatedExecutor:
             kv_bytes_per_token=0,
             attention_backend="none",
             num_graphs=runner.num_graphs,
-            supports_drafts=False,
             pooling=None,
             hidden_size=0,
             scores_pairs=False,

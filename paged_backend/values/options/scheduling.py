@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paged_backend.values.errors import option_error
-from paged_backend.values.options.speculation import SpeculativeConfig, describe_fields
+from paged_backend.values.options.speculation import (
+    MAX_DRAFTS,
+    SpeculativeConfig,
+    describe_fields,
+)
 from paged_backend.values.validation import Rule, checked, from_string, shorten
 
 _WEIGHT = Rule(float, 1e-6, 1e6)
@@ -21,6 +25,7 @@ class StepLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     async_scheduling: bool
+    max_num_drafts: int = 0  # guessed tokens that a step verifies, over all sequences
 
 
 # Where the options leave them open.
@@ -65,7 +70,7 @@ class SchedulingOptions:
         None,
         Rule(dict, optional=True),
         "guess the next tokens of a sequence from earlier text, and verify several of them in a "
-        "step, where that is faster; tokens stay the same; only on a CPU. A JSON object, such as "
+        "step, where that is faster; tokens stay the same. A JSON object, such as "
         f'{{"method": "suffix"}}; its fields are {describe_fields()}',
     )
     scheduling_policy: str = checked(
@@ -129,6 +134,8 @@ class SchedulingOptions:
             max_num_seqs=seqs,
             max_num_batched_tokens=self.max_num_batched_tokens or max(tokens, seqs),
             async_scheduling=defaults.async_scheduling if chosen is None else chosen,
+            # Each of them needs a row of logits.
+            max_num_drafts=0 if self.speculative_config is None else max(seqs, MAX_DRAFTS),
         )
 
 

@@ -1,0 +1,131 @@
+"""Drafts on the Triton kernels: the same tokens as without them, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from oracle import make_engine
+
+from paged_backend.core.scheduler_output import SchedulerOutput
+from paged_backend.core.sequence import Sequence
+from paged_backend.engine.engine import Engine
+from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
+from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+Answers = dict[tuple[str, int], list[Any]]
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "n": 2},
+    {"temperature": 0.9, "top_k": 20, "logprobs": 2, "repetition_penalty": 1.3},
+    {"temperature": 0.0, "presence_penalty": 0.8, "frequency_penalty": 0.4, "min_tokens": 6},
+    {"temperature": 0.7, "bad_words_token_ids": ((5,), (9, 4)), "logit_bias": ((17, 3.0),)},
+    {"temperature": 0.0, "frequency_penalty": -0.6, "prompt_logprobs": 1},
+]
+
+
+class KnownAnswers:
+    """Guesses the answers of an earlier run, with a wrong token in some of the guesses."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._num_guesses = 0
+
+    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, list[int]]:
+        guesses = {}
+        for seq in sequences:
+            answer = self._answers[seq.request.request_id, seq.index]
+            start = seq.num_known_tokens - seq.num_prompt_tokens
+            self._num_guesses += 1
+            guess = [x for x in answer if isinstance(x, int)][start : start + 5]
+            if self._num_guesses % 3 == 0 and len(guess) > 2:
+                guess[2] += 1
+            guesses[seq.seq_id] = guess if self._num_guesses % 7 else []
+        return guesses
+
+    def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
+        """Learn nothing."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("smollm")
+    make_checkpoint("smollm", path, num_hidden_layers=2, intermediate_size=40)
+    return path
+
+
+def engine_for(folder: Path, **options: Any) -> Engine:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**20}
+    engine = make_engine(folder, device=device, **{**sizes, **options})
+    assert isinstance(engine.executor.model_runner, GpuModelRunner)
+    return engine
+
+
+def requests() -> list[Request]:
+    made = []
+    for index, params in enumerate(PARAMS):
+        prompt = [(7 * index + 3 * place) % 190 + 3 for place in range(5 + 4 * index)]
+        chosen = SamplingParams(max_tokens=12, ignore_eos=True, seed=index, **params)
+        made.append(Request(f"r{index}", prompt, chosen))
+    return made
+
+
+def answers_of(engine: Engine) -> Answers:
+    """Tokens, then the likeliest tokens at their positions, and the reason of the end."""
+    found: Answers = {}
+    for request in requests():
+        engine.add_request(request)
+    while engine.has_unfinished:
+        for output in engine.step():
+            answer = found.setdefault((output.request_id, output.index), [])
+            answer += output.new_token_ids
+            answer += [(row.top_token_ids, row.rank) for row in output.logprobs or ()]
+            answer += [(output.finish_reason,)] if output.finish_reason else []
+        engine.scheduler.check_invariants()
+    return {
+        key: sorted(answer, key=lambda x: isinstance(x, tuple)) for key, answer in found.items()
+    }
+
+
+def use_shapes(engine: Engine) -> list[StepShape]:
+    """Pad steps to captured shapes, as graphs do; returns the shapes of the steps to come."""
+    runner, replayed = engine.executor.model_runner, list[StepShape]()
+
+    def capture(shape: StepShape) -> Any:
+        def replay() -> torch.Tensor:
+            replayed.append(shape)
+            return runner._run(shape)
+
+        return replay
+
+    shapes = [StepShape.decodes(4), StepShape.drafted(0, 16), StepShape.drafted(4, 16)]
+    runner._graphs = StepGraphs([*shapes, StepShape.mixed(4, 64)], capture)
+    return replayed
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Answers:
+    return answers_of(engine_for(folder))
+
+
+@pytest.mark.parametrize("steps", ["ahead", "padded"])
+def test_tokens_with_right_and_wrong_drafts_are_those_without(
+    folder: Path, plain: Answers, steps: str
+) -> None:
+    """With steps scheduled ahead, and with steps padded to the shapes of graphs."""
+    options = {"drafter": KnownAnswers(plain), "speculative_config": {}}
+    engine = engine_for(folder, async_scheduling=steps == "ahead", **options)
+    shapes = use_shapes(engine) if steps == "padded" else []
+    assert answers_of(engine) == plain
+    stats = engine.stats()
+    assert stats.num_draft_tokens > stats.num_accepted_tokens > 20
+    if shapes:
+        assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} <= set(shapes)
