@@ -90,9 +90,9 @@ def test_pods_keep_to_the_restricted_standard(values: Path) -> None:
                 "capabilities": {"drop": ["ALL"]},
                 "seccompProfile": {"type": "RuntimeDefault"},
             }
-            # A worker ends if it cannot work, and waits for its server without a limit.
+            # A worker that has joined waits for its server's next engine without a limit.
             probes = {"startupProbe", "readinessProbe", "livenessProbe"} & set(each)
-            assert len(probes) == (0 if each["name"] == "worker" else 3)
+            assert len(probes) == (1 if each["name"] == "worker" else 3)
             assert "memory" in each["resources"]["limits"]
 
 
@@ -538,7 +538,11 @@ def test_the_pods_of_a_group_answer_together(tmp_path: Path) -> None:
     }
     program, *arguments = container(manifests, "worker")["args"]
     assert program == "paged-backend"
-    arguments = [each.replace("/run/secrets", f"{tmp_path}/run/secrets") for each in arguments]
+    for path in ("/run/secrets", "/tmp"):
+        arguments = [each.replace(f"={path}/", f"={tmp_path}{path}/") for each in arguments]
+    probe = container(manifests, "worker")["startupProbe"]["exec"]["command"]
+    probe = [each.replace("/tmp/", f"{tmp_path}/tmp/") for each in probe]
+    (tmp_path / "tmp").mkdir()
     command = [sys.executable, "-m", "paged_backend.cli", *arguments]
     environment, log = group | {"LWS_WORKER_INDEX": "1"}, tmp_path / "log-of-the-worker"
     with ExitStack() as started:
@@ -546,12 +550,14 @@ def test_the_pods_of_a_group_answer_together(tmp_path: Path) -> None:
         reserved = started.enter_context(
             ReservedEndpoints("127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
         )
+        assert subprocess.run(probe).returncode == 1, "there is no server yet"
         leader = group | {"LWS_WORKER_INDEX": "0"}
         started.enter_context(server(manifests, reserved.endpoints, tmp_path, leader))
         door = started.enter_context(gateway(manifests, reserved.endpoints, tmp_path))
         status, text = get(door, "/v1/chat/completions", CHAT, key="key-of-the-test")
         assert status == 200 and "Return the number of items in a container." in text
         assert "node 1 loads" in log.read_text()
+        assert subprocess.run(probe).returncode == 0
         # Another pod takes the place of one that is lost, and joins the server's next engine.
         worker.kill()
         worker.wait()

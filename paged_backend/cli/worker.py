@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+from pathlib import Path
 
 from paged_backend.cli.options import Subparsers
 from paged_backend.values.errors import option_error
@@ -30,6 +31,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "Hugging Face Hub.",
     )
     add_flags(parser, NodeOptions)
+    parser.add_argument(
+        "--joined-file",
+        type=Path,
+        metavar="PATH",
+        help="make this empty file when node 0 is connected for the first time, for a startup "
+        "probe of Kubernetes",
+    )
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="(default: info)")
     parser.set_defaults(run=run)
 
@@ -50,4 +58,4 @@ def run(args: argparse.Namespace) -> int:
 
     from paged_backend.engine.node import run_node
 
-    run_node(nodes, key)
+    run_node(nodes, key, args.joined_file)

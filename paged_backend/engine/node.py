@@ -39,21 +39,24 @@ _STRANGERS = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_P
 _EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | _STRANGERS
 
 
-def run_node(nodes: Nodes, key: bytes) -> NoReturn:
+def run_node(nodes: Nodes, key: bytes, joined_file: Path | None = None) -> NoReturn:
     """Compute with each engine of node 0, one after the other, until the process ends.
 
     Args:
         nodes: all nodes; this is not node 0.
         key: the nodes' secret.
+        joined_file: an empty file that is made when this node is connected for the first time.
 
     Raises:
         ConfigError: node 0 refuses this node, for example because it has another version.
     """
+    if joined_file is not None:  # an earlier process of this container may have left it
+        joined_file.unlink(missing_ok=True)
     while True:
         LOG.info("node %d waits for %s, port %d", nodes.rank, nodes.address, nodes.port)
         context: Context = zmq.Context()
         try:
-            _Connection(context, nodes, key).serve()
+            _Connection(context, nodes, key, joined_file).serve()
         except EngineDead as error:
             LOG.warning("node %d ends its ranks: %s", nodes.rank, error.problem)
         finally:
@@ -67,11 +70,15 @@ class _Connection:
         context: makes the sockets.
         nodes: all nodes.
         key: the nodes' secret.
+        joined_file: see `run_node`.
     """
 
-    def __init__(self, context: Context, nodes: Nodes, key: bytes) -> None:
+    def __init__(
+        self, context: Context, nodes: Nodes, key: bytes, joined_file: Path | None
+    ) -> None:
         self._context = context
         self._nodes = nodes
+        self._joined_file = joined_file
         self._is_connected = False
         self._socket = connect(context, nodes, key)
         self._events = self._socket.get_monitor_socket(_EVENTS)
@@ -122,6 +129,8 @@ class _Connection:
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 LOG.info("node %d is connected with node 0", self._nodes.rank)
                 self._is_connected = True
+                if self._joined_file is not None:
+                    self._joined_file.touch()
             elif self._is_connected:
                 raise EngineDead("node 0 is gone")
 

@@ -1,6 +1,6 @@
 {{/*
-PodSpec of a worker: the ranks of another host. It has no probes: the process waits for its server
-without a limit, and ends if it cannot work.
+PodSpec of a worker: the ranks of another host. Its process ends if it cannot work. Whenever its
+server ends, it waits for the next one without a limit, so there is only a startup probe.
 */}}
 {{- define "workerPod" -}}
 {{- include "podHead" . }}
@@ -9,7 +9,13 @@ containers:
     image: "{{ .Values.image.server.repository }}:{{ .Values.image.server.tag | default .Chart.AppVersion }}"
     imagePullPolicy: {{ .Values.image.pullPolicy }}
     # LeaderWorkerSet's variables say where the server is, and which node this is.
-    args: [paged-backend, worker, --cluster-key-file=/run/secrets/paged-cluster/key]
+    args: [paged-backend, worker, --cluster-key-file=/run/secrets/paged-cluster/key, --joined-file=/tmp/joined]
+    # A pod that cannot reach its server starts again, for example where its name was resolved too early.
+    startupProbe:
+      exec: {command: [test, -e, /tmp/joined]}
+      periodSeconds: 10
+      timeoutSeconds: 5
+      failureThreshold: {{ div .Values.server.startupSeconds 10 }}
     {{- with include "podVariables" . | trim }}
     env:
       {{- . | nindent 6 }}
