@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
@@ -429,6 +429,10 @@ class LookupDrafter:
     def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, list[int]]:
         drafts = {seq.seq_id: self._following.get(tuple(seq.token_ids[-2:])) for seq in sequences}
         return {seq_id: draft for seq_id, draft in drafts.items() if draft}
+
+    def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
+        """Let each sequence wait until its tokens are known."""
+        return {seq.seq_id for seq in sequences}
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """It has as many drafts however long steps take."""

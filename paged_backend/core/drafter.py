@@ -39,6 +39,20 @@ class Drafter(Protocol):
         """
         ...
 
+    def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
+        """Return the sequences that should not go on before a token in flight is known.
+
+        With asynchronous scheduling, a sequence goes on while a step in flight samples its newest
+        token. It cannot have drafts then. The scheduler calls this before `propose`.
+
+        Args:
+            sequences: running sequences with one placeholder each.
+
+        Returns:
+            The ``seq_id`` of those for which a guess is worth more than the token of a step.
+        """
+        ...
+
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Take note of the duration of a step, to weigh what drafts cost against what they give."""
         ...

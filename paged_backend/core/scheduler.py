@@ -10,7 +10,7 @@ The techniques come from three papers:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from paged_backend.core.admission import Admission, keeps_place
 from paged_backend.core.compiling import Progress
@@ -31,6 +31,7 @@ from paged_backend.core.stopping import (
     awaits_last_token,
     can_be_drafted,
     max_draft_tokens,
+    may_await_token,
 )
 from paged_backend.values.outputs import (
     EngineStats,
@@ -243,14 +244,17 @@ class Scheduler:
     def _schedule_running(self, step: StepBuilder) -> bool:
         """Schedule running sequences; return True if one was preempted for lack of blocks."""
         num_preemptions = self.counters.num_preemptions
+        awaiting = self._awaiting()
         drafts = self._drafts()
-        self._continue_decodes(step, drafts)
+        self._continue_decodes(step, drafts.keys() | awaiting)
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         continued = set(step.continued)
         if len(continued) < len(self.sequences.running):
             for seq in self.sequences.running.values():
                 if seq in continued or seq.num_draft_tokens > 0 or awaits_last_token(seq):
+                    continue
+                if seq.seq_id in awaiting:
                     continue
                 (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
             # Continuable decodes come first, in the order of the previous step, because blocks are
@@ -269,8 +273,8 @@ class Scheduler:
             self._continue(seq, step)
         return self.counters.num_preemptions > num_preemptions
 
-    def _continue_decodes(self, step: StepBuilder, drafts: Mapping[int, list[int]]) -> None:
-        """Continue the decodes of the previous step, without a slice for each of them.
+    def _continue_decodes(self, step: StepBuilder, others: Set[int]) -> None:
+        """Continue the decodes of the previous step but for `others`, without a slice for each.
 
         The step is the same as with slices. It depends on the order of sequences only if there is
         too little room for a token of each, and then no decode is continued.
@@ -283,13 +287,19 @@ class Scheduler:
         entering: list[tuple[int, Sequence]] = []
         block_size = self.kv.block_size
         for seq in self._decodes:
-            if _can_be_continued(seq) and seq.seq_id not in drafts:
+            if _can_be_continued(seq) and seq.seq_id not in others:
                 if seq.num_computed_tokens % block_size == 0:
                     entering.append((len(continued), seq))
                 continued.append(seq)
         for _, seq in entering:
             self.kv.allocate_slots(seq, 1)
         step.continue_decodes(continued, entering)
+
+    def _awaiting(self) -> set[int]:
+        """Return the sequences that wait for a token in flight, so that they can be drafted for."""
+        if self._drafter is None:
+            return set()
+        return self._drafter.awaits(filter(may_await_token, self.sequences.running.values()))
 
     def _drafts(self) -> dict[int, list[int]]:
         """Return drafts by ``seq_id``, as many as a step has room for beside all decodes.
@@ -303,7 +313,7 @@ class Scheduler:
         decodes = [seq for seq in running if seq.num_uncomputed_tokens == 1 and can_be_drafted(seq)]
         room = self.config.max_num_batched_tokens - len(running)
         budget = max(0, min(room, self.config.max_num_drafts))
-        if self.sequences.waiting or len(decodes) < len(running):
+        if self.sequences.waiting or any(seq.num_uncomputed_tokens > 1 for seq in running):
             budget //= 2
         proposed = self._drafter.propose(decodes, budget)
         for seq in decodes:

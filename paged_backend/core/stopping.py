@@ -69,6 +69,20 @@ def can_be_drafted(seq: Sequence) -> bool:
     return has_masks and seq.num_output_tokens > 0 and seq.num_output_placeholders == 0
 
 
+def may_await_token(seq: Sequence) -> bool:
+    """Return True if a step in flight samples the newest token of a sequence, which has no drafts.
+
+    Once this token is known, the sequence can be drafted for.
+    """
+    has_masks = seq.grammar is None or not seq.grammar.goes_aside
+    return (
+        has_masks
+        and seq.num_output_placeholders == seq.num_uncomputed_tokens == 1
+        and seq.num_draft_tokens == 0
+        and seq.num_tokens + 1 < seq.max_num_tokens
+    )
+
+
 def max_draft_tokens(seq: Sequence) -> int:
     """Return the maximum number of drafts that a step may compute for a sequence.
 

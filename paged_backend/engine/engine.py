@@ -51,8 +51,7 @@ class Engine:
         config: the engine's options.
         executor: runs the steps.
         drafter: guesses tokens for speculative decoding, in place of the one that the options ask
-            for. Steps are then not scheduled ahead, because a sequence is drafted for once all its
-            tokens are known.
+            for.
         grammars: compiles the grammars of requests; without it no request may have one.
         has_journal: whether to record what the prefix cache holds (``scheduler.kv.journal``).
 
@@ -120,7 +119,7 @@ class Engine:
         self._in_flight: deque[_InFlightStep] = deque()
         self._last_end_s = 0.0  # end of the last step
         # After `step`.
-        self._max_in_flight = int(steps.async_scheduling and drafter is None)
+        self._max_in_flight = int(steps.async_scheduling)
 
     def add_request(self, request: Request, progress: Progress = ()) -> None:
         """Queue a request.

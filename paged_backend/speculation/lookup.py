@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import Sequence, SequenceStatus
-from paged_backend.core.stopping import max_draft_tokens
 from paged_backend.speculation.acceptance import Acceptance, numbers_of_drafts
 from paged_backend.speculation.answers import Answers
 from paged_backend.speculation.step_costs import StepCosts
@@ -124,6 +123,7 @@ class LookupDrafter:
         self._answers = Answers(max_answers, self._min_match)
         self._texts: dict[int, _Text] = {}  # by seq_id
         self._costs = StepCosts()
+        self._num_ahead = 0  # sequences without drafts in the step that is scheduled
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Record the duration of a step, unless it computed parts of prompts."""
@@ -138,6 +138,27 @@ class LookupDrafter:
         to_read = _MAX_READ - self._answers.read(_MAX_READ)
         if budget <= 0 or self._costs.chance_needed(len(decodes)) > _HOPELESS:
             return {}
+        found = self._search(texts, to_read)
+        return self._chosen(found, len(decodes) + self._num_ahead, budget) if found else {}
+
+    def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
+        """Return the sequences with guesses that give more than the token of a step."""
+        ahead = list(sequences)
+        self._num_ahead = len(ahead)
+        if not ahead or self._costs.chance_needed(len(ahead)) > _HOPELESS:
+            return set()
+        texts = [self._text(seq) for seq in ahead if seq.request.speculate]
+        awaiting = {text.seq.seq_id for text in self._search(texts, _MAX_READ) if _pays_off(text)}
+        self._num_ahead -= len(awaiting)
+        return awaiting
+
+    def _search(self, texts: list[_Text], to_read: int) -> list[_Text]:
+        """Guess how texts go on; returns those with a guess.
+
+        Args:
+            texts: the texts.
+            to_read: tokens that are added to indexes at most.
+        """
         found: list[_Text] = []
         for text in texts:
             text.learn()
@@ -153,7 +174,7 @@ class LookupDrafter:
                     found.append(text)
                 else:
                     text.num_failures += 1
-        return self._chosen(found, len(decodes), budget) if found else {}
+        return found
 
     def _text(self, seq: Sequence) -> _Text:
         text = self._texts.get(seq.seq_id)
@@ -196,7 +217,8 @@ class LookupDrafter:
                 found = other.find(tail, self._max_match)
                 if found.length > match.length:
                     index, match = other, found
-        number = min(self._num_tokens, int(self._factor * match.length), max_draft_tokens(seq))
+        room = min(max(0, seq.max_num_tokens - end - 1), MAX_DRAFTS)
+        number = min(self._num_tokens, int(self._factor * match.length), room)
         token_ids = self._following(index, match, number, repeats=index is own)
         return _Guess(token_ids, match.length, end) if token_ids else None
 
@@ -232,6 +254,17 @@ class LookupDrafter:
             guess.append(token_id)
             texts = [text for text in texts if len(text) > place and text[place] == token_id]
         return guess
+
+
+def _pays_off(text: _Text) -> bool:
+    """Return True if a guess is worth that its sequence leaves out a step.
+
+    The guess begins with the token in flight. If this token is right, the others become drafts.
+    """
+    if text.guess is None:
+        return False
+    chance = text.acceptance.chance(text.guess.match_length)
+    return sum(chance**place for place in range(2, len(text.guess.token_ids) + 1)) > 1
 
 
 def _repeated(index: TokenIndex, end: int, number: int) -> list[int]:

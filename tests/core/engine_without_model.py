@@ -188,6 +188,10 @@ class PrecomputedDrafter:
         self.num_proposed += len(drafts)
         return drafts
 
+    def awaits(self, sequences):
+        ids = {seq.seq_id for seq in sequences}
+        return {seq_id for seq_id in ids if (seq_id + self.num_proposed) % 3}
+
     def observe_step(self, seconds, output):
         pass
 

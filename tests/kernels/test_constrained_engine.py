@@ -13,8 +13,8 @@ from oracle import EOS, make_engine
 from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
-from paged_backend.values.output_constraint import OutputConstraint
 from paged_backend.speculation.step_costs import StepCosts
+from paged_backend.values.output_constraint import OutputConstraint
 from paged_backend.values.outputs import TokenLogprobs
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams

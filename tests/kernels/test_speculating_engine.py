@@ -50,6 +50,11 @@ class KnownAnswers:
             guesses[seq.seq_id] = guess if self._num_guesses % 7 else []
         return guesses
 
+    def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
+        """Let each sequence go on every second time."""
+        self._num_guesses += 1
+        return {seq.seq_id for seq in sequences if (seq.seq_id + self._num_guesses) % 2}
+
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Learn nothing."""
 

@@ -80,8 +80,8 @@ class DeviceSampler:
         # earlier sequence left, which is never read. The padding row stays zero: padded samples
         # have -1 in `SampleRows.row_or_none`, so no kernel reads or changes counts for them.
         self._counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
-        # The token of the padding row is arbitrary; no placeholder refers to it. Neither does one to
-        # the token of a sequence with drafts: the host knows it before the sequence goes on.
+        # The token of the padding row, and of one with drafts, is arbitrary; no placeholder refers
+        # to it.
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
