@@ -14,3 +14,4 @@ class SchedulerConfig:
     max_model_len: int
     enable_chunked_prefill: bool
     eos_token_ids: frozenset[int]
+    max_loras: int = 1  # different LoRA adapters of sequences with blocks
