@@ -23,6 +23,7 @@ from paged_backend.values.errors import (
     PagedError,
     RequestRefused,
 )
+from paged_backend.values.lora import LoRARequest
 from paged_backend.values.outputs import (
     CompletionOutput,
     EmbeddingRequestOutput,
@@ -46,6 +47,7 @@ __all__ = [
     "EngineDead",
     "FinishReason",
     "InvalidRequest",
+    "LoRARequest",
     "PagedError",
     "PoolingParams",
     "RequestOutput",

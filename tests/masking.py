@@ -36,6 +36,8 @@ class MaskingExecutor:
         self._mask = np.packbits(bits, bitorder="little").tobytes()
         self._decodes: list[int] = []  # the sequences that the next step may continue
 
+    adapters = None
+
     def launch(self, output: SchedulerOutput) -> MaskedStep:
         dropped = set(output.continued.dropped)
         seq_ids = [seq_id for i, seq_id in enumerate(self._decodes) if i not in dropped]

@@ -52,8 +52,8 @@ def test_what_changes_nothing_is_accepted_and_reported():
         },
         **{
             "calculate_kv_scales": False,
-            "enable_lora": False,
-            "max_lora_rank": 8,
+            "enable_prompt_adapter": False,
+            "max_prompt_adapters": 8,
             "max_num_seqs": 4,
         },
     }
@@ -76,7 +76,7 @@ def test_log_stats_may_be_off(value, log_stats):
             "option speculative_model can only be null with this engine, got 'draft'",
         ),
         ({"trust_remote_code": "True"}, "option trust_remote_code can only be false"),
-        ({"enable_lora": "true"}, "enable_lora must be false: LoRA adapters are not supported yet"),
+        ({"enable_lora_bias": "true"}, "option enable_lora_bias can only be false"),
         ({"kv_cache_dtype": "int4"}, "option kv_cache_dtype must be one of auto, bfloat16, fp8"),
         ({"hf_overrides": {"a": 1}}, "option hf_overrides can only be null or {}"),
         ({"speculative_config": {"model": "x"}}, "speculative_config.model"),
@@ -214,11 +214,21 @@ def test_each_door_refuses_what_the_engine_lacks(tmp_path, values):
         LLM("demo", **values)
 
 
+def test_adapters_of_vllm_backend(tmp_path):
+    file = tmp_path / "model.json"
+    file.write_text('{"model": "demo", "enable_lora": "true"}')
+    with pytest.raises(ConfigError) as error:
+        read_engine_args(file)
+    assert str(error.value) == f"Triton backend cannot find {tmp_path / 'multi_lora.json'}."
+    (tmp_path / "multi_lora.json").write_text('{"doll": "adapters/doll", "sheep": "/sheep"}')
+    modules = {"doll": str(tmp_path / "adapters/doll"), "sheep": "/sheep"}
+    assert read_engine_args(file).config.lora_modules == modules
+
+
 def test_flags_without_a_value():
     parser = argparse.ArgumentParser()
     add_engine_options(parser)
     for flag in ("--disable-log-requests", "--no-enable-lora", "--enable-expert-parallel"):
         engine_options(parser.parse_args([flag]))
-    with pytest.raises(ConfigError, match="enable_lora must be false"):
-        engine_options(parser.parse_args(["--enable-lora"]))
+    assert engine_options(parser.parse_args(["--enable-lora"]))["enable_lora"] is True
     assert "swap-space" not in parser.format_help()

@@ -341,6 +341,8 @@ class RemoteExecutor:
         )
         self.info = msgspec.msgpack.decode(self.receive(), type=WorkerInfo)
 
+    adapters = None
+
     def launch(self, output: SchedulerOutput) -> RemoteStep:
         self.send(encode(output))
         return RemoteStep(self)

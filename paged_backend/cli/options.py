@@ -16,6 +16,7 @@ from paged_backend.values.options.cpu import CpuOptions
 from paged_backend.values.options.generation import GenerationOptions, resolved_source
 from paged_backend.values.options.lifetime import LifetimeOptions
 from paged_backend.values.options.limits import LimitOptions
+from paged_backend.values.options.lora import LoraOptions
 from paged_backend.values.options.model import ModelOptions
 from paged_backend.values.options.nodes import NodeOptions
 from paged_backend.values.options.parallel import ParallelOptions
@@ -35,6 +36,7 @@ _CONCERNS: dict[str, type[DataclassInstance]] = {
     "model": ModelOptions,
     "steps and their order": SchedulingOptions,
     "KV cache": CacheOptions,
+    "LoRA adapters": LoraOptions,
     "CPUs": CpuOptions,
     "ranks": ParallelOptions,
     "several hosts": NodeOptions,
@@ -100,6 +102,11 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         is_new = name in ("download_dir", *_KEY_FILES)
         if values[name] is not None and (is_new or Path(values[name]).exists()):
             values[name] = str(Path(values[name]).expanduser().resolve())
+    if isinstance(values["lora_modules"], dict):
+        values["lora_modules"] = {
+            name: str(Path(folder).expanduser().resolve()) if isinstance(folder, str) else folder
+            for name, folder in values["lora_modules"].items()
+        }
     values["generation_config"] = resolved_source(values["generation_config"], Path.cwd())
     if values["chat_template"] is not None:
         values["chat_template"] = resolved_path(values["chat_template"], Path.cwd())

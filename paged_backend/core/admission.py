@@ -39,8 +39,10 @@ class Admission:
         It must fit in ``max_num_seqs`` and in the free blocks. Its siblings need not fit: those
         without room wait in the queue when the prompt is computed.
         """
-        return self.num_free_seqs() > 0 and self.has_room(
-            seq, self.find_prefix(seq), self.num_reserved_blocks()
+        return (
+            self.num_free_seqs() > 0
+            and self.has_adapter_place(seq)
+            and self.has_room(seq, self.find_prefix(seq), self.num_reserved_blocks())
         )
 
     def num_free_seqs(self) -> int:
@@ -50,6 +52,15 @@ class Admission:
         """
         num_held = sum(keeps_place(seq) for seq in self._held.values())
         return self._config.max_num_seqs - len(self._running) - num_held
+
+    def has_adapter_place(self, seq: Sequence) -> bool:
+        """Return True if the sequences with blocks have at most ``max_loras`` adapters with it."""
+        own = seq.request.adapter
+        if not own:
+            return True
+        started = (*self._running.values(), *self._held.values())
+        others = {other.request.adapter for other in started} - {"", own}
+        return len(others) < self._config.max_loras
 
     def can_go_on(self, seq: Sequence) -> bool:
         """Return True if a sequence that waited for its mask can run again."""

@@ -34,12 +34,6 @@ class CompilingRequest(NamedTuple):
     progress: Progress
     grammars: Future[Mapping[int, Grammar]]
 
-    @property
-    def open_indices(self) -> list[int]:
-        """The indices of the completions that have not ended."""
-        progress = self.progress or [()] * self.request.params.n
-        return [index for index, tokens in enumerate(progress) if tokens is not None]
-
 
 class CompilingRequests:
     """The requests that wait for their grammars, in the order of their arrival."""
@@ -49,6 +43,9 @@ class CompilingRequests:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[CompilingRequest]:
+        return iter(self._by_id.values())
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id

@@ -78,6 +78,7 @@ class ScheduledSequence(NamedTuple):
     first_new_block: int = 0  # index in block_ids before which nothing has changed
     num_draft_tokens: int = 0  # trailing token_ids that are guesses
     pool: PoolSpec | None = None  # rows to pool if the model makes embeddings, and samples nothing
+    adapter: str = ""  # the digest of its LoRA adapter; empty: none
 
 
 @dataclass(slots=True)
@@ -128,6 +129,13 @@ class ScheduledBatch:
     num_decodes: int  # number of first scheduled sequences that the next step may continue
     block_copies: list[tuple[int, int]]  # (from, to), in this order
     freed_seq_ids: list[int]  # sequences that gave up their blocks since the last step
+
+    @property
+    def adapters(self) -> list[str]:
+        """The digest of each sequence's LoRA adapter, in their order; empty for none."""
+        return [seq.new.adapter for seq in self.continued.sequences] + [
+            item.adapter for item in self.scheduled
+        ]
 
     @classmethod
     def of(cls, scheduled: list[ScheduledSequence]) -> ScheduledBatch:

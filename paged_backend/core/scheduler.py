@@ -238,7 +238,9 @@ class Scheduler:
             return
         head = self.sequences.waiting.first()
         victim = self.sequences.waiting.find_victim(head, self.sequences.started)
-        if victim is not None and not self._admission.can_start(head):
+        if victim is None or not self._admission.has_adapter_place(head):
+            return  # no victim, or one that would not make room for another adapter
+        if not self._admission.can_start(head):
             self.sequences.preempt(victim)
 
     def _schedule_running(self, step: StepBuilder) -> bool:
@@ -364,7 +366,7 @@ class Scheduler:
                 break
             if seq.num_output_placeholders > 0:  # preempted in this step: its last token is unknown
                 break
-            if num_free_seqs <= 0:
+            if num_free_seqs <= 0 or not admission.has_adapter_place(seq):
                 break
             hits = admission.find_prefix(seq)
             num_tokens = admission.first_slice(seq, hits, step.budget)

@@ -15,3 +15,4 @@ class SchedulerConfig:
     enable_chunked_prefill: bool
     eos_token_ids: frozenset[int]
     max_num_drafts: int = 0  # of a step, over all sequences
+    max_loras: int = 1  # different LoRA adapters of sequences with blocks

@@ -59,6 +59,11 @@ class Sequences:
         """Return the unfinished sequences of a request; none for an unknown id."""
         return list(self._by_request.get(request_id, ()))
 
+    @property
+    def adapters(self) -> set[str]:
+        """The digests of the LoRA adapters that unfinished sequences have."""
+        return {seq.request.adapter for seqs in self._by_request.values() for seq in seqs} - {""}
+
     # --- from the queue to the end --------------------------------------------------------
 
     def add(

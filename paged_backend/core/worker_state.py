@@ -81,6 +81,7 @@ class WorkerState:
             _prompt_logprobs(item, state),
             item.first_new_block,
             len(item.draft_token_ids),
+            adapter=state.new.adapter,
         )
 
 

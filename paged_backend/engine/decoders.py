@@ -17,11 +17,13 @@ from paged_backend.engine.loaded_model import (
     check_whole_prompts_fit,
     refuse_stages,
 )
+from paged_backend.models.adapter_slots import AdapterSlots
 from paged_backend.models.base import Model
 from paged_backend.models.division import ONE_RANK, Ranks
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
 from paged_backend.models.loader import decoder_max_model_len, load_model
 from paged_backend.models.positions import check_positions
+from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.base import Platform
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
@@ -71,10 +73,20 @@ class StoredDecoder:
         has_output_layer = config.has_output_layer and pooling is None
         config = replace(config, has_output_layer=has_output_layer)
         by_expert = options.enable_expert_parallel
+        adapters = _adapter_slots(options, limits)
         model = load_model(
-            options, config, quantization, self.folder, platform, ranks, by_expert=by_expert
+            options,
+            config,
+            quantization,
+            self.folder,
+            platform,
+            ranks,
+            by_expert=by_expert,
+            adapters=adapters,
         )
-        return _with_kv_pool(model, platform, limits, options, quantization, ranks, config.windows)
+        return _with_kv_pool(
+            model, platform, limits, options, quantization, ranks, config.windows, adapters
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,11 @@ class StoredFallback:
     def pooling(self) -> Pooling | None:
         """Return None: it can only generate."""
         options = self.options
+        if options.enable_lora:
+            raise option_error(
+                "enable_lora",
+                f"can only be false for {self.config.architecture}, which transformers computes",
+            )
         asks_for_task = options.task not in (AUTO, GENERATE)
         if asks_for_task or options.pooling_type is not None or options.normalize is not None:
             raise ConfigError(
@@ -129,6 +146,7 @@ def _with_kv_pool(
     quantization: Quantization | None = None,
     ranks: Ranks = ONE_RANK,
     windows: Windows = (),
+    adapters: AdapterSlots | None = None,
 ) -> LoadedModel:
     """Size the KV pool of a model with weights, and make its model runner.
 
@@ -140,6 +158,7 @@ def _with_kv_pool(
         quantization: how the checkpoint is quantized; None if it is not.
         ranks: the ranks, which get equal numbers of blocks.
         windows: the windows of all layers, also of other stages; not needed with one stage.
+        adapters: holds the LoRA adapters; None for a model without any.
     """
     loaded_s, max_model_len = time.monotonic(), model.max_model_len
     if not options.enable_chunked_prefill:
@@ -162,18 +181,29 @@ def _with_kv_pool(
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
     room = torch.tensor([budget, spec.bytes_per_block], device=platform.device)
     num_blocks = _num_blocks(layout, ranks.gather(room), max_model_len)
+    context = None if adapters is None else adapters.context
     return LoadedModel(
         model=model,
         max_model_len=max_model_len,
         quantization=options.quantization if quantization is None else quantization.method,
-        runner=platform.model_runner(model, spec, num_blocks, limits, options),
+        runner=platform.model_runner(model, spec, num_blocks, limits, options, context),
         step_limits=limits,
         kv_cache=str(kv_format),
         kv_bytes_per_token=spec.bytes_per_token,
         kv_layout=layout,
         num_blocks=num_blocks,
         loaded_s=loaded_s,
+        adapters=adapters,
     )
+
+
+def _adapter_slots(options: EngineConfig, limits: StepLimits) -> AdapterSlots | None:
+    """Return the slots of LoRA adapters that the options ask for."""
+    if not options.enable_lora:
+        return None
+    # Several completions can begin after one row, and each has a row behind the last attention.
+    context = StepContext(limits.max_num_batched_tokens + limits.max_num_seqs)
+    return AdapterSlots(context, options.num_adapters_in_memory, options.max_lora_rank)
 
 
 def _num_blocks(layout: KVCacheLayout, rooms: torch.Tensor, max_model_len: int) -> int:

@@ -28,6 +28,7 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from paged_backend.engine.adapters import Adapters
 from paged_backend.executor.base import Executor
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.config import EngineConfig
@@ -87,6 +88,7 @@ class Engine:
             scores_pairs=info.scores_pairs,
             normalize=info.pooling is not None and info.pooling.normalize,
             speculates=drafter is not None,
+            has_adapters=executor.adapters is not None,
         )
         # Prefix hits skip hidden states, so only pooling of the last token may use the cache.
         has_all_states = info.pooling is None or info.pooling.kind is PoolingType.LAST
@@ -99,6 +101,7 @@ class Engine:
                 enable_chunked_prefill=config.enable_chunked_prefill and has_blocks,
                 eos_token_ids=frozenset(info.eos_token_ids),
                 max_num_drafts=steps.max_num_drafts,
+                max_loras=config.max_loras,
             ),
             KVCacheManager(
                 info.num_blocks,
@@ -120,6 +123,11 @@ class Engine:
         self._last_end_s = 0.0  # end of the last step
         # After `step`.
         self._max_in_flight = int(steps.async_scheduling)
+        self.adapters = Adapters(
+            executor.adapters, config.num_adapters_in_memory, self._adapters_in_use
+        )
+        for name, folder in (config.lora_modules or {}).items():
+            self.adapters.load(name, Path(folder))
 
     def add_request(self, request: Request, progress: Progress = ()) -> None:
         """Queue a request.
@@ -138,6 +146,12 @@ class Engine:
             self.limits.check_pair(request.prompt_token_ids)
         else:
             self.limits.check_embedding(request.prompt_token_ids, request.pooling)
+        resolved = self.adapters.resolve(request, progress)
+        if resolved is not None:
+            self._start(resolved, progress)
+
+    def _start(self, request: Request, progress: Progress) -> None:
+        """Queue a request with an adapter in memory, or with none."""
         if not request.grammar:
             self.scheduler.add_request(request, self._seeds.getrandbits(64), progress)
         elif self._grammars is None:
@@ -148,24 +162,27 @@ class Engine:
 
     def abort_request(self, request_id: str) -> None:
         """End a request now; unknown ids are ignored."""
+        self.adapters.pop(request_id)
         self._compiling.pop(request_id)
         self.scheduler.cancel_request(request_id)
 
     def cancel_request(self, request_id: str) -> list[SequenceOutput]:
         """End a request; returns a last output for each completion, none for unknown ids."""
-        compiling = self._compiling.pop(request_id)
-        if compiling is not None:
-            return _last_outputs(compiling, FinishReason.ABORT)
+        waiting = self.adapters.pop(request_id) or self._compiling.pop(request_id)
+        if waiting is not None:
+            return _last_outputs(waiting.request, waiting.progress, FinishReason.ABORT)
         return self.scheduler.cancel_request(request_id)
 
     def is_open(self, request_id: str) -> bool:
         """Return True if a completion of the request is unfinished."""
-        return request_id in self._compiling or self.scheduler.is_open(request_id)
+        is_waiting = request_id in self.adapters or request_id in self._compiling
+        return is_waiting or self.scheduler.is_open(request_id)
 
     @property
     def has_unfinished(self) -> bool:
         """Whether there is anything left for a step."""
-        return self.scheduler.has_unfinished or bool(self._in_flight or self._compiling)
+        is_waiting = bool(self._in_flight or self._compiling or self.adapters)
+        return self.scheduler.has_unfinished or is_waiting
 
     def step(self) -> list[SequenceOutput]:
         """Schedule and start one step; returns new tokens.
@@ -173,7 +190,7 @@ class Engine:
         With asynchronous scheduling these are the tokens of the previous step, so that the device
         computes while the next step is scheduled.
         """
-        outputs = self._add_compiled() + self.scheduler.end_early()
+        outputs = self._add_loaded() + self._add_compiled() + self.scheduler.end_early()
         if not (self.scheduler.has_unfinished or self._in_flight):
             return outputs
         started_s = time.monotonic()
@@ -197,18 +214,41 @@ class Engine:
             return outputs
         return outputs + self.scheduler.update_from_output(self._wait())
 
+    def _add_loaded(self) -> list[SequenceOutput]:
+        """Start the requests with adapters that were read; returns outputs of those that failed."""
+        outputs: list[SequenceOutput] = []
+        for waiting, result in self.adapters.take_ready(wait=self._is_idle):
+            if isinstance(result, Request):
+                self._start(result, waiting.progress)
+            else:
+                LOG.warning("an adapter could not be read again: %s", result)
+                outputs += _last_outputs(
+                    waiting.request, waiting.progress, FinishReason.ERROR, result
+                )
+        return outputs
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to do but to wait for other threads."""
+        return not (self.scheduler.has_unfinished or self._in_flight)
+
+    def _adapters_in_use(self) -> set[str]:
+        compiling = {waiting.request.adapter for waiting in self._compiling}
+        return self.scheduler.sequences.adapters | compiling
+
     def _add_compiled(self) -> list[SequenceOutput]:
         """Queue the requests whose grammars are compiled; returns outputs of those that failed."""
         if not self._compiling:
             return []
         outputs: list[SequenceOutput] = []
-        is_idle = not (self.scheduler.has_unfinished or self._in_flight)
-        for compiled in self._compiling.take_ready(wait=is_idle):
+        for compiled in self._compiling.take_ready(wait=self._is_idle):
             error = compiled.grammars.exception()
             if error is not None:
                 LOG.warning("a grammar that was checked failed: %s", type(error).__name__)
                 problem = "structured_outputs: the grammar could not be compiled again"
-                outputs += _last_outputs(compiled, FinishReason.ERROR, problem)
+                outputs += _last_outputs(
+                    compiled.request, compiled.progress, FinishReason.ERROR, problem
+                )
                 continue
             self.scheduler.add_request(
                 compiled.request,
@@ -246,13 +286,14 @@ class _InFlightStep(NamedTuple):
 
 
 def _last_outputs(
-    compiling: CompilingRequest, reason: FinishReason, problem: str = ""
+    request: Request, progress: Progress, reason: FinishReason, problem: str = ""
 ) -> list[SequenceOutput]:
     """Return the last output of each completion of a request that has not started."""
-    request_id = compiling.request.request_id
+    tokens_of_each = progress or [()] * request.params.n
     return [
-        SequenceOutput(request_id, index, [], reason, problem=problem)
-        for index in compiling.open_indices
+        SequenceOutput(request.request_id, index, [], reason, problem=problem)
+        for index, tokens in enumerate(tokens_of_each)
+        if tokens is not None
     ]
 
 

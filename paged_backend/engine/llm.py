@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from tqdm import tqdm
@@ -22,6 +23,7 @@ from paged_backend.text.tokenizer import load_tokenizer
 from paged_backend.values.engine_args import from_mapping
 from paged_backend.values.errors import InvalidRequest, option_error
 from paged_backend.values.log import LOG
+from paged_backend.values.lora import LoRARequest
 from paged_backend.values.options.kv_events import OPTION as KV_EVENTS
 from paged_backend.values.output_constraint import OutputConstraint
 from paged_backend.values.outputs import (
@@ -105,6 +107,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate completions of prompts, in their order.
 
@@ -112,16 +115,21 @@ class LLM:
             prompts: one prompt or several.
             sampling_params: one object for all prompts, or one for each; default: the model's, see
                 `get_default_sampling_params`.
+            lora_request: the LoRA adapter of all prompts, or one or none for each.
 
         Raises:
+            ConfigError: an adapter cannot be used; nothing was computed.
             InvalidRequest: a prompt or its parameters cannot be used; nothing was computed.
         """
         several = _several(prompts)
         default = self.get_default_sampling_params()
         each = _each("sampling_params", sampling_params, default, len(several))
+        adapters = self._adapters(lora_request, len(several))
         answers = [
-            self._answer(prompt.text, ids, params)
-            for prompt, ids, params in zip(several, self._encode(several), each, strict=True)
+            self._answer(prompt.text, ids, params, adapter)
+            for prompt, ids, params, adapter in zip(
+                several, self._encode(several), each, adapters, strict=True
+            )
         ]
         for answer in answers:
             self.engine.limits.check(answer.request.prompt_token_ids, answer.request.params)
@@ -142,6 +150,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: list[dict[str, Any]] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Generate answers to conversations, in their order, with the model's chat template.
@@ -150,6 +159,7 @@ class LLM:
             messages: one conversation, a list of OpenAI's messages, or several.
             sampling_params: as of `generate`.
             tools: OpenAI's tools, for the template. Calls are text of the answer.
+            lora_request: as of `generate`.
             options: fields of :class:`paged_backend.text.chat.Chat`: ``chat_template_kwargs``,
                 ``add_generation_prompt``, ``continue_final_message``, ``reasoning_effort`` and
                 ``documents``.
@@ -173,7 +183,7 @@ class LLM:
             {"prompt": text, "prompt_token_ids": ids}
             for text, ids in zip(texts, encoded, strict=True)
         ]
-        return self.generate(prompts, sampling_params)
+        return self.generate(prompts, sampling_params, lora_request)
 
     def embed(
         self,
@@ -286,14 +296,31 @@ class LLM:
             output.num_cached_tokens,
         )
 
-    def _answer(self, text: str | None, ids: list[int], params: SamplingParams) -> OfflineAnswer:
+    def _adapters(
+        self, given: LoRARequest | Sequence[LoRARequest | None] | None, number: int
+    ) -> list[str]:
+        """Load the adapters that are new, and return the name of each prompt's, empty for none."""
+        each = [given] * number if given is None or isinstance(given, LoRARequest) else list(given)
+        if len(each) != number:
+            raise InvalidRequest("lora_request", f"has {len(each)} entries for {number} prompts")
+        for adapter in each:
+            if adapter is None:
+                continue
+            folder = Path(adapter.lora_path)
+            if self.engine.adapters.folders.get(adapter.lora_name) != folder:
+                self.engine.adapters.load(adapter.lora_name, folder)
+        return ["" if adapter is None else adapter.lora_name for adapter in each]
+
+    def _answer(
+        self, text: str | None, ids: list[int], params: SamplingParams, adapter: str
+    ) -> OfflineAnswer:
         params = resolve_bad_words(self.tokenizer, self.engine.limits.bounded(params))
         self._num_requests += 1
         grammar = ""
         if params.structured_outputs is not None:
             grammar = self._checker.grammar(OutputConstraint(params.structured_outputs))
             params = replace(params, structured_outputs=None)  # it has become the grammar
-        request = Request(str(self._num_requests), ids, params, grammar=grammar)
+        request = Request(str(self._num_requests), ids, params, grammar=grammar, lora_name=adapter)
         streams = [TextStream(self.tokenizer, params, prompt=ids) for _ in range(params.n)]
         return OfflineAnswer(request, text, streams)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from paged_backend.checkpoint.encoder_config import EncoderConfig
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.models.adapter_slots import AdapterSlots
 from paged_backend.models.division import ONE_RANK, Group, Ranks
 from paged_backend.platforms.base import ModelRunner, Platform
 from paged_backend.values.errors import ConfigError, option_error
@@ -31,6 +32,7 @@ class LoadedModel:
         kv_layout: the groups of the block tables.
         num_blocks: blocks of the KV pool, with the null block.
         loaded_s: the moment on the monotonic clock at which the weights were loaded.
+        adapters: holds the LoRA adapters; None for a model without any.
     """
 
     model: object
@@ -43,6 +45,7 @@ class LoadedModel:
     kv_layout: KVCacheLayout
     num_blocks: int
     loaded_s: float
+    adapters: AdapterSlots | None = None
 
 
 class StoredModel(Protocol):

@@ -9,13 +9,13 @@ from paged_backend.checkpoint.generation_config import read_sampling_defaults
 from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.engine.read_model import read_model
-from paged_backend.executor.base import WorkerInfo
+from paged_backend.executor.base import AdapterStore, WorkerInfo
 from paged_backend.models.contents import held_bytes, weight_forms
 from paged_backend.models.division import ONE_RANK, Ranks
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.select import select_platform
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError
+from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.options.scheduling import StepLimits
 from paged_backend.values.sampling_defaults import NO_DEFAULTS
 
@@ -51,11 +51,16 @@ class Worker:
         _check_device_has(config, limits, platform)
         platform_s = time.monotonic()
         pooling = stored.pooling()
+        if config.enable_lora and pooling is not None:
+            raise option_error(
+                "enable_lora", "can only be false for a model that generates nothing"
+            )
         defaults = read_sampling_defaults(folder, config) if pooling is None else NO_DEFAULTS
         loaded = stored.load(platform, limits, pooling, ranks)
         self.platform = platform
         self.ranks = ranks
         self.model_runner = loaded.runner
+        self.adapters: AdapterStore | None = loaded.adapters
         self._state = WorkerState(None if pooling is None else pooling.kind)
         self.info = WorkerInfo(
             step_limits=loaded.step_limits,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
@@ -89,12 +90,46 @@ class WorkerInfo:
         return f"{number} x {self.max_model_len} tokens (windows of KV cache groups: {windows})"
 
 
+class ReadAdapter(Protocol):
+    """A LoRA adapter that was read and checked."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of its weights."""
+        ...
+
+
+class AdapterStore(Protocol):
+    """The LoRA adapters that a model holds, by the digests of their weights."""
+
+    def read(self, folder: Path) -> ReadAdapter:
+        """Read and check an adapter, on any thread.
+
+        Raises:
+            ConfigError: the adapter cannot be used with the model.
+        """
+        ...
+
+    def put(self, adapter: object) -> None:
+        """Let the model hold an adapter that `read` has returned, from the next step on."""
+        ...
+
+    def drop(self, digest: str) -> None:
+        """Let the model forget an adapter that no sequence has."""
+        ...
+
+
 class Executor(Protocol):
     """Runs steps. :class:`paged_backend.engine.worker.Worker` runs them in the engine's process."""
 
     @property
     def info(self) -> WorkerInfo:
         """Properties of the loaded model and its worker."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterStore | None:
+        """The LoRA adapters; None for a model without any."""
         ...
 
     def check(self) -> None:

@@ -14,6 +14,7 @@ from paged_backend.models.attention_step import AttentionStep
 from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.experts import ExpertsMethod, ExpertsProduct, ExpertsSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec, RowFunction
+from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 
@@ -151,6 +152,11 @@ class PlatformKernels(Kernels, Protocol):
             weight: [outputs, inputs].
             bias: [outputs] floats.
         """
+        ...
+
+    @property
+    def low_rank(self) -> LowRankFactory | None:
+        """Makes the products of LoRA adapters; None if the platform has none."""
         ...
 
     @property

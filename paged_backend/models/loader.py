@@ -21,6 +21,7 @@ from paged_backend.checkpoint.tied_embeddings import (
     stored_untied,
 )
 from paged_backend.checkpoint.weights import load_weights, random_weights
+from paged_backend.models.adapter_slots import AdapterSlots
 from paged_backend.models.base import LoadableModel, Model
 from paged_backend.models.division import ONE_RANK, Division, Group, Ranks
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
@@ -32,6 +33,7 @@ from paged_backend.models.layers import (
     QuantizedKernels,
 )
 from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.lora_kernels import LoraKernels
 from paged_backend.models.quantized_experts import experts_quantized_online, quantized_experts
 from paged_backend.models.quantized_linear import QuantizedLinear, quantized_linear
 from paged_backend.models.rank_kernels import RankKernels
@@ -55,6 +57,7 @@ def load_model(
     ranks: Ranks = ONE_RANK,
     *,
     by_expert: bool = False,
+    adapters: AdapterSlots | None = None,
 ) -> Model:
     """Load the checkpoint in `folder`, or make random weights of its shape (`load_format`).
 
@@ -66,6 +69,7 @@ def load_model(
         kernels: the platform.
         ranks: the ranks that compute the model together.
         by_expert: each rank has some of the experts, and not a part of each of them.
+        adapters: holds LoRA adapters of the model's layers; None for layers without any.
 
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
@@ -86,6 +90,8 @@ def load_model(
         model_kernels = RankKernels(model_kernels, Division(group, shares, by_expert))
     if (pipeline := ranks.pipeline) is not None:
         part = replace(part, stage=stage_of(part.num_layers, pipeline.rank, pipeline.size))
+    if adapters is not None:
+        model_kernels = _with_adapters(model_kernels, kernels, adapters, part)
     model = build_model(part, max_model_len, model_kernels)
     parameters: Mapping[str, Parameter] = model.parameters()
     if config.load_format == "dummy":
@@ -104,6 +110,25 @@ def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels)
         model_config, max_model_len, kernels
     )
     return model
+
+
+def _with_adapters(
+    model_kernels: Kernels,
+    platform: PlatformKernels,
+    adapters: AdapterSlots,
+    config: ModelConfig,
+) -> LoraKernels:
+    """Return kernels with adapters on the layers of a model.
+
+    Raises:
+        ConfigError: the platform has no products for them.
+    """
+    if platform.low_rank is None:
+        raise option_error(
+            "enable_lora", f"can only be true on a CPU with float32 or bf16; got {platform.device}"
+        )
+    last_layer = f"model.layers.{config.num_layers - 1}"
+    return LoraKernels(model_kernels, platform.low_rank, adapters, last_layer)
 
 
 def _stage_model(

@@ -13,6 +13,7 @@ from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Encoder, Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import PlatformKernels
+from paged_backend.models.step_context import StepContext
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.options.scheduling import StepLimits
 
@@ -90,8 +91,19 @@ class Platform(PlatformKernels, Protocol):
         num_blocks: int,
         limits: StepLimits,
         config: EngineConfig,
+        context: StepContext | None = None,
     ) -> ModelRunner:
-        """Make a model runner that is ready to serve, with a KV pool of `num_blocks` blocks."""
+        """Make a model runner that is ready to serve, with a KV pool of `num_blocks` blocks.
+
+        Args:
+            model: the model.
+            spec: the KV pool.
+            num_blocks: blocks of the pool.
+            limits: limits of a step.
+            config: the engine's options.
+            context: what the layers know about a step's rows, which the runner writes; None for
+                layers without adapters.
+        """
         ...
 
     def encoder_runner(self, encoder: Encoder) -> ModelRunner:

@@ -16,6 +16,7 @@ from paged_backend.values.options.cpu import CpuOptions
 from paged_backend.values.options.generation import GenerationOptions
 from paged_backend.values.options.lifetime import LifetimeOptions
 from paged_backend.values.options.limits import LimitOptions
+from paged_backend.values.options.lora import LoraOptions
 from paged_backend.values.options.model import ModelOptions
 from paged_backend.values.options.nodes import NodeOptions
 from paged_backend.values.options.parallel import ParallelOptions
@@ -34,6 +35,7 @@ class EngineConfig(
     ResponseOptions,
     ChatTemplateOptions,
     SchedulingOptions,
+    LoraOptions,
     CacheOptions,
     NodeOptions,
     ParallelOptions,
@@ -56,10 +58,21 @@ class EngineConfig(
         self.check_chat_template()
         self.check_cache()
         self.check_cpu()
+        self.check_lora()
         self.check_parallel()
         self.check_scheduling()
         self.check_reporting()
         self._check_engines()
+        self._check_adapters()
+
+    def _check_adapters(self) -> None:
+        """Refuse options that an engine with LoRA adapters cannot have."""
+        if self.enable_lora and self.num_ranks > 1:
+            raise option_error(
+                "enable_lora", f"can only be true for one rank; got {self.num_ranks}"
+            )
+        if self.enable_lora and self.kv_events().is_on:
+            raise option_error("enable_lora", "cannot be used together with KV events")
 
     def _check_engines(self) -> None:
         """Refuse options that several engines of a model cannot have."""

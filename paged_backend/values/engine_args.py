@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import option_error
+from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.json_file import read_json_object
 from paged_backend.values.options.chat_template import resolved_path
 from paged_backend.values.options.generation import resolved_source
@@ -64,7 +64,11 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "convert": ("auto", "none"),
     **dict.fromkeys(("pooler_config", "override_pooler_config", "io_processor_plugin"), (None,)),
     # adapters and speculation
-    **dict.fromkeys(("enable_lora", "enable_prompt_adapter"), (False,)),
+    **dict.fromkeys(("enable_prompt_adapter",), (False,)),
+    "lora_dtype": (None, "auto", "float32"),
+    "enable_lora_bias": (False,),
+    **dict.fromkeys(("default_mm_loras", "lora_target_modules"), (None,)),
+    "long_lora_scaling_factors": (None,),
     **dict.fromkeys(("speculative_model", "num_speculative_tokens"), (None,)),
     # the KV cache
     "kv_cache_dtype_skip_layers": (None, []),
@@ -128,9 +132,8 @@ _NO_MEANING = frozenset(
     tokenizer_pool_size tokenizer_pool_type tokenizer_pool_extra_config renderer_num_workers
     intial_incremental_detokenization_offset
 
-    max_loras max_lora_rank max_cpu_loras lora_dtype lora_extra_vocab_size fully_sharded_loras
-    long_lora_scaling_factors enable_lora_bias default_mm_loras lora_target_modules
-    enable_tower_connector_lora specialize_active_lora max_prompt_adapters
+    lora_extra_vocab_size fully_sharded_loras enable_tower_connector_lora
+    specialize_active_lora max_prompt_adapters
     max_prompt_adapter_token qlora_adapter_name_or_path
 
     speculative_model_quantization speculative_draft_tensor_parallel_size
@@ -152,6 +155,9 @@ _NO_MEANING = frozenset(
     allowed_media_domains enable_multimodal_encoder_data_parallel
     """.split()
 )
+
+
+_LORA_MODULES = "multi_lora.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +184,26 @@ def read_engine_args(path: Path) -> EngineArgs:
     source = values.get("generation_config")
     if isinstance(source, str):
         values["generation_config"] = resolved_source(source, path.parent)
+    if _plain(values.get("enable_lora")) is True and values.get("lora_modules") is None:
+        values["lora_modules"] = _read_lora_modules(path.parent / _LORA_MODULES)
     template = values.get("chat_template")
     if isinstance(template, str):
         values["chat_template"] = resolved_path(template, path.parent)
     return from_mapping(values)
+
+
+def _read_lora_modules(path: Path) -> dict[str, Any]:
+    """Read the adapters of a model from vllm_backend's file; folders may be relative to it.
+
+    Raises:
+        ConfigError: the file is missing, or is no JSON object.
+    """
+    if not path.exists():
+        raise ConfigError(f"Triton backend cannot find {path}.")  # vllm_backend's wording
+    return {
+        name: str((path.parent / folder).resolve()) if isinstance(folder, str) else folder
+        for name, folder in read_json_object(path).items()
+    }
 
 
 def from_mapping(values: Mapping[str, Any]) -> EngineArgs:
@@ -262,8 +284,6 @@ def alias(name: str, value: Any) -> Any:
 def _check_neutral(name: str, value: object) -> None:
     if value in _ONLY[name] or _plain(value) in _ONLY[name]:
         return
-    if name == "enable_lora":
-        raise option_error(name, "must be false: LoRA adapters are not supported yet")
     allowed = " or ".join(json.dumps(neutral) for neutral in _ONLY[name])
     raise option_error(name, f"can only be {allowed} with this engine, got {shorten(value)}")
 

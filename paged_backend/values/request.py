@@ -39,11 +39,13 @@ class Request:
     cache_hit_threshold: float = 0.0
     speculate: bool = True  # guess its tokens, where the engine does
     predicted_token_ids: list[int] = field(default_factory=list)  # a text that it may repeat
+    lora_name: str = ""  # the LoRA adapter that changes the model for it; empty: none
+    adapter: str = ""  # the digest of this adapter's weights, which the engine fills in
 
     @property
     def cache_keys(self) -> tuple[str, ...]:
         """Everything but the tokens that cached blocks of the request depend on."""
-        return (self.cache_salt,)
+        return (self.cache_salt, self.adapter) if self.adapter else (self.cache_salt,)
 
     @property
     def is_private(self) -> bool:
@@ -119,6 +121,7 @@ class RequestLimits:
     normalize: bool = False  # embeddings are scaled to a length of 1
     scores_pairs: bool = False  # the model is a reranker, which scores pairs of texts
     speculates: bool = False  # the engine guesses tokens
+    has_adapters: bool = False  # requests may name LoRA adapters
 
     @classmethod
     def of(
@@ -132,6 +135,7 @@ class RequestLimits:
         normalize: bool = False,
         scores_pairs: bool = False,
         speculates: bool = False,
+        has_adapters: bool = False,
     ) -> RequestLimits:
         """Combine the options with the limits of the loaded model."""
         return cls(
@@ -157,6 +161,7 @@ class RequestLimits:
             normalize=normalize,
             scores_pairs=scores_pairs,
             speculates=speculates,
+            has_adapters=has_adapters,
         )
 
     @property

@@ -14,6 +14,7 @@ from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.cpu.arena import Arena
 from paged_backend.platforms.cpu.graphs import Graph, capture
 from paged_backend.platforms.cpu.memory import zeros
@@ -42,12 +43,18 @@ class CpuGraphRunner(CpuModelRunner):
         attention: reads the tensors of its metadata by their addresses.
         spec: the KV pool.
         limits: limits of a step.
+        context: what the layers know about a step's rows; None for layers without adapters.
     """
 
     def __init__(
-        self, model: Model, attention: AttentionBackend, spec: KVCacheSpec, limits: StepLimits
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        spec: KVCacheSpec,
+        limits: StepLimits,
+        context: StepContext | None = None,
     ) -> None:
-        super().__init__(model, attention, spec)
+        super().__init__(model, attention, spec, context)
         self._buffers = _Buffers(spec, limits, model.max_model_len)
         self._graphs = _Graphs()
 
@@ -63,6 +70,10 @@ class CpuGraphRunner(CpuModelRunner):
 
     def _compute(self, batch: InputBatch, tables: Ints) -> tuple[Tensor, Tensor]:
         shape = self._buffers.shape_of(batch, tables)
+        if shape is not None and self._context is not None:
+            shape = shape._replace(has_adapters=self._context.has_adapters)
+            if not shape.has_rows:
+                self._context.need(batch.logits_indices)
         if shape is None or not self._graphs.may_run(shape):
             return super()._compute(batch, tables)
         self._buffers.fill(shape, batch, tables)
@@ -89,6 +100,7 @@ class _GraphShape(NamedTuple):
     num_tokens: int
     num_seqs: int
     num_logits: int
+    has_adapters: bool = False  # the kernels of adapters run, too
 
     @property
     def has_rows(self) -> bool:
@@ -168,7 +180,7 @@ class _Buffers:
 
     def fill(self, shape: _GraphShape, batch: InputBatch, tables: Ints) -> None:
         """Copy the inputs of a step of a shape."""
-        num_tokens, num_seqs, num_logits = shape
+        num_tokens, num_seqs, num_logits, _ = shape
         seq_lens = batch.seq_lens
         if shape.has_rows and batch.num_decodes < num_tokens:
             tables = np.repeat(tables, np.diff(batch.query_start_loc), axis=1)
@@ -190,7 +202,7 @@ class _Buffers:
 
     def of(self, shape: _GraphShape) -> tuple[Tensor, AttentionMetadata, Tensor | None]:
         """Return token ids, metadata, and the rows with logits (None: all), without copies."""
-        num_tokens, num_seqs, num_logits = shape
+        num_tokens, num_seqs, num_logits, _ = shape
         starts = self._row_starts if shape.has_rows else self._query_start_loc
         meta = AttentionMetadata(
             query_start_loc=starts[: num_seqs + 1],

@@ -19,6 +19,7 @@ from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput,
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.platforms.input_batch import (
     InputBatch,
@@ -125,8 +126,15 @@ class PooledStep(LaunchedStep):
 class CpuModelRunner:
     """Carries out steps on the calling thread."""
 
-    def __init__(self, model: Model, attention: AttentionBackend, spec: KVCacheSpec) -> None:
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        spec: KVCacheSpec,
+        context: StepContext | None = None,
+    ) -> None:
         self._model = model
+        self._context = context
         self._attention = attention
         self._num_groups = len(spec.groups)
         self._inputs = InputBatchBuilder(spec.block_size, self._num_groups)
@@ -153,6 +161,8 @@ class CpuModelRunner:
     def _run(self, scheduled_batch: ScheduledBatch) -> ComputedStep | PooledStep:
         self._pooler.release(scheduled_batch.freed_seq_ids)
         batch = self._inputs.build(scheduled_batch)
+        if self._context is not None:
+            self._context.begin(scheduled_batch.adapters, np.diff(batch.query_start_loc))
         if scheduled_batch.block_copies:
             self._attention.copy_blocks(scheduled_batch.block_copies)
         tables = block_tables(scheduled_batch, self._num_groups)
@@ -176,6 +186,8 @@ class CpuModelRunner:
             positions=torch.from_numpy(batch.positions),
             num_decodes=batch.num_decodes,
         )
+        if self._context is not None:
+            self._context.need(batch.needed_indices)
         return self._model.forward(
             torch.from_numpy(batch.input_ids),
             self._attention,

@@ -14,6 +14,7 @@ from paged_backend.models.base import Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
+from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.cpu import amx_attention, bf16_linear, layers
 from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.attention import CpuAttention
@@ -22,6 +23,7 @@ from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.graph_runner import CpuGraphRunner
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.linear import GATED_OUTPUTS, CpuGatedLinear, CpuLinear
+from paged_backend.platforms.cpu.low_rank import CpuLowRank
 from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
@@ -49,6 +51,7 @@ class CpuPlatform(TorchPlatform):
         use_threads_of_torch()
         keep_freed_memory()
         self.layers = layers
+        self.low_rank = CpuLowRank
         self.product_experts = partial(ProductExperts, activate=layers.activate)
         self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
@@ -85,6 +88,7 @@ class CpuPlatform(TorchPlatform):
         num_blocks: int,
         limits: StepLimits,
         config: EngineConfig,
+        context: StepContext | None = None,
     ) -> CpuModelRunner:
         """Make a model runner with a KV pool of `num_blocks` blocks.
 
@@ -97,7 +101,7 @@ class CpuPlatform(TorchPlatform):
                 f"option kv_cache_memory_bytes must be at most {available}, the bytes of memory "
                 f"that are free; the KV cache needs {needed}"
             )
-        return super().model_runner(model, spec, num_blocks, limits, config)
+        return super().model_runner(model, spec, num_blocks, limits, config, context)
 
     def _make_runner(
         self,
@@ -106,10 +110,11 @@ class CpuPlatform(TorchPlatform):
         spec: KVCacheSpec,
         limits: StepLimits,
         config: EngineConfig,
+        context: StepContext | None = None,
     ) -> CpuModelRunner:
         if config.enforce_eager:
-            return CpuModelRunner(model, attention, spec)
-        return CpuGraphRunner(model, attention, spec, limits)
+            return CpuModelRunner(model, attention, spec, context)
+        return CpuGraphRunner(model, attention, spec, limits, context)
 
 
 class BFloat16Platform(CpuPlatform):

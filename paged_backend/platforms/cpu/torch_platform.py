@@ -16,7 +16,9 @@ from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
+from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
+from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.portable import layers
 from paged_backend.platforms.portable.attention import TorchAttention
@@ -47,6 +49,7 @@ class TorchPlatform:
         self.kv_dtypes: Sequence[torch.dtype] = (dtype, torch.int8, torch.float8_e4m3fn)
         self.default_limits = CPU_LIMITS
         self.layers: LayerFunctions = layers
+        self.low_rank: LowRankFactory | None = None
         self.weight_forms = (WeightForm.W8A8_INT8,)
         self.product_experts = partial(ProductExperts, activate=swiglu_of_rows)
 
@@ -95,11 +98,13 @@ class TorchPlatform:
         num_blocks: int,
         limits: StepLimits,
         config: EngineConfig,
+        context: StepContext | None = None,
     ) -> CpuModelRunner:
         """Make a model runner with a KV pool of `num_blocks` blocks."""
         compile_draws()
         compile_token_masks()
-        return self._make_runner(model, self.attention(spec, num_blocks), spec, limits, config)
+        attention = self.attention(spec, num_blocks)
+        return self._make_runner(model, attention, spec, limits, config, context)
 
     def _make_runner(
         self,
@@ -108,9 +113,10 @@ class TorchPlatform:
         spec: KVCacheSpec,
         limits: StepLimits,
         config: EngineConfig,
+        context: StepContext | None = None,
     ) -> CpuModelRunner:
         """Make the model runner over an attention backend."""
-        return CpuModelRunner(model, attention, spec)
+        return CpuModelRunner(model, attention, spec, context)
 
     def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
         """Make a model runner for an encoder."""

@@ -15,7 +15,9 @@ from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions, ProductExperts
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
+from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
+from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.device import GpuDevice
@@ -57,6 +59,7 @@ class GpuPlatform:
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self.product_experts: ProductExperts | None = None
+        self.low_rank: LowRankFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)
 
@@ -116,6 +119,7 @@ class GpuPlatform:
         num_blocks: int,
         limits: StepLimits,
         config: EngineConfig,
+        context: StepContext | None = None,
     ) -> GpuModelRunner:
         """Make a model runner with compiled kernels and captured graphs."""
         runner = self._new_runner(

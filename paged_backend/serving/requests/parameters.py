@@ -17,14 +17,17 @@ import msgspec
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
 from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.lora import NOT_ENABLED
 from paged_backend.values.request import RequestLimits, RequestOptions
 from paged_backend.values.sampling_params import SamplingParams
 from paged_backend.values.validation import coerce, shorten
 
 CALL_ID = "call_id"
+LORA_NAME = "lora_name"
 OWN, SAMPLING = "parameters", "sampling_parameters"  # the fields that may hold the parameters
 RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request
 
+_MAX_LORA_NAME = 256  # characters
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_CALL_ID_JSON = 6 * 64 + 2  # characters, each of which may be written as six
 _ESCAPE = "\\u"  # JSON may write the letters of a name so, too
@@ -59,9 +62,8 @@ class RequestParameters:
             InvalidRequest: they cannot be read.
         """
         values = self._decoded()
-        if values.pop("lora_name", None) is not None:
-            # vllm_backend's wording, which its clients compare.
-            raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
+        if not self._limits.has_adapters and values.pop(LORA_NAME, None) is not None:
+            raise InvalidRequest.verbatim(LORA_NAME, NOT_ENABLED)
         for name in _PROMPT_ELSEWHERE:
             if name in values:
                 raise InvalidRequest(name, "is not known; the prompt's name here is text_input")
@@ -97,6 +99,20 @@ class RequestParameters:
     def _object(self, name: str, source: str) -> dict[str, Any]:
         check_json_length(name, len(source), self._limits)
         return fields.json_object(name, source, self._limits.max_json_depth)
+
+
+def take_lora_name(values: dict[str, Any]) -> str:
+    """Remove the name of a LoRA adapter from a request's parameters; empty for none.
+
+    Raises:
+        InvalidRequest: it is no name.
+    """
+    name = values.pop(LORA_NAME, None)
+    if name is None:
+        return ""
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_LORA_NAME:
+        raise InvalidRequest(LORA_NAME, f"must be a string of 1 to {_MAX_LORA_NAME} characters")
+    return name
 
 
 def check_json_length(name: str, length: int, limits: RequestLimits) -> None:

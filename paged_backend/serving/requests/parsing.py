@@ -21,6 +21,7 @@ from paged_backend.serving.requests.parameters import (
     RequestParameters,
     call_id_of,
     check_json_length,
+    take_lora_name,
 )
 from paged_backend.serving.requests.preparation import check_may_wait
 from paged_backend.serving.requests.prompts import UTF8_BYTES, PromptReader
@@ -146,7 +147,7 @@ class RequestParser:
         if options.pass_through is not None:
             self.check_pass_through(options.pass_through, stream=options.stream)
         values = dict(task.parameters.sampling)
-        own = RequestOptions.take_from(values)
+        own, lora_name = RequestOptions.take_from(values), take_lora_name(values)
         admit(own.tenant)
         params = resolve_bad_words(self._tokenizer, self._sampling_params(values))
         if not options.wanted.isdisjoint(LOGITS):
@@ -185,6 +186,7 @@ class RequestParser:
             cache_hit_threshold=own.cache_hit_threshold,
             speculate=own.speculate,
             predicted_token_ids=self._predicted(own),
+            lora_name=lora_name,
         )
         parsed = ParsedRequest(
             request, options, prompt_text, prompt.text is not None, own.timeout_s

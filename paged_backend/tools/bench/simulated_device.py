@@ -79,6 +79,11 @@ class SimulatedExecutor:
     def check(self) -> None:
         """Do nothing: there are no other processes."""
 
+    @property
+    def adapters(self) -> None:
+        """None: the device has no adapters."""
+        return None
+
     def launch(self, output: SchedulerOutput) -> SimulatedStep:
         """Prepare a step, and launch it."""
         return self._runner.launch(self._state.apply(output))

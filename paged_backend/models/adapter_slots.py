@@ -1,0 +1,70 @@
+"""The adapters that the layers of a model hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from paged_backend.checkpoint.peft import Adapter, LowRank, ModuleSizes, read_adapter
+from paged_backend.models.linear import LinearSpec
+from paged_backend.models.low_rank import LowRankProduct
+from paged_backend.models.step_context import StepContext
+
+
+class AdapterSlots:
+    """Reads adapters from their folders, and puts them into the slots of a model's layers.
+
+    See :class:`~paged_backend.executor.base.AdapterStore`.
+
+    Args:
+        context: knows the slot of each adapter.
+        num_slots: the number of adapters that the layers hold at once.
+        max_rank: the largest rank of an adapter.
+    """
+
+    def __init__(self, context: StepContext, num_slots: int, max_rank: int) -> None:
+        self.context = context
+        self.num_slots = num_slots
+        self._max_rank = max_rank
+        self._layers: list[tuple[LinearSpec, LowRankProduct]] = []
+        self._free = list(reversed(range(num_slots)))
+
+    def add_layer(self, spec: LinearSpec, product: LowRankProduct) -> None:
+        """Add a layer that adapters can change."""
+        self._layers.append((spec, product))
+
+    @property
+    def sizes(self) -> Mapping[str, ModuleSizes]:
+        """The inputs and outputs of each module that adapters can change, by its name."""
+        return {
+            spec.full_name(part): ModuleSizes(spec.inputs, outputs)
+            for spec, _ in self._layers
+            for part, outputs in spec.parts.items()
+        }
+
+    def read(self, folder: Path) -> Adapter:
+        """Read and check an adapter, on any thread."""
+        return read_adapter(folder, self.sizes, self._max_rank)
+
+    def put(self, adapter: object) -> None:
+        """Put an adapter that was read into a free slot, between two steps."""
+        assert isinstance(adapter, Adapter)
+        slot = self._free.pop()
+        for spec, product in self._layers:
+            product.set(slot, [_ordered(adapter, spec, part) for part in spec.parts])
+        self.context.slots_by_adapter[adapter.digest] = slot
+
+    def drop(self, digest: str) -> None:
+        """Free the slot of an adapter that no sequence has, between two steps."""
+        slot = self.context.slots_by_adapter.pop(digest)
+        for spec, product in self._layers:
+            product.set(slot, [None] * len(spec.parts))
+        self._free.append(slot)
+
+
+def _ordered(adapter: Adapter, spec: LinearSpec, part: str) -> LowRank | None:
+    """Return the weights of a part with its outputs in the order of the layer."""
+    weights, order = adapter.modules.get(spec.full_name(part)), spec.row_order.get(part)
+    if weights is None or order is None:
+        return weights
+    return weights._replace(b=weights.b[order.to(weights.b.device)])

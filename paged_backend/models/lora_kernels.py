@@ -1,0 +1,124 @@
+"""Linear layers that add the low-rank products of adapters (LoRA).
+
+Models do not know of it: `LoraKernels` gives them such layers in place of those of the platform.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.models.adapter_slots import AdapterSlots
+from paged_backend.models.embedding import EmbeddingMethod
+from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
+from paged_backend.models.layers import Kernels
+from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
+from paged_backend.models.step_context import StepContext
+
+_ATTENTION, _OUTPUT = ".self_attn", "o_proj"
+
+
+class LoraKernels:
+    """The kernels of a platform, with adapters on the linear layers of attention and MLPs.
+
+    Experts, routers, the embedding and the output layer have none. See
+    :class:`~paged_backend.models.layers.Kernels`.
+
+    Args:
+        kernels: the platform, or its quantized layers.
+        low_rank: makes the product of a layer's adapters.
+        slots: holds the adapters; the layers are added to it.
+        last_layer: the name of the last layer, such as ``model.layers.31``. Behind its attention,
+            only some rows of the step are computed.
+    """
+
+    def __init__(
+        self, kernels: Kernels, low_rank: LowRankFactory, slots: AdapterSlots, last_layer: str
+    ) -> None:
+        self.device = kernels.device
+        self.dtype = kernels.dtype
+        self.layers = kernels.layers
+        self.prompt_attention = kernels.prompt_attention
+        self.token_norm = kernels.token_norm
+        self._kernels = kernels
+        self._low_rank = low_rank
+        self._slots = slots
+        self._last_layer = last_layer
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Allocate a linear layer."""
+        if spec.full_precision or not spec.prefix:
+            return self._kernels.linear(spec)
+        # A kernel that applies the activation, too, would leave no place for the adapters. Steps
+        # without adapters do not use it either, because its results may differ in the last bit.
+        spec = replace(spec, gated=False)
+        product = self._low_rank(spec, self._slots.num_slots)
+        self._slots.add_layer(spec, product)
+        context = self._slots.context
+        slots = context.needed_slots if self._is_behind_cut(spec) else context.slots
+        return LoraLinear(self._kernels.linear(spec), product, context, slots)
+
+    def _is_behind_cut(self, spec: LinearSpec) -> bool:
+        """Return whether a layer has only the rows of the step that are needed in the end."""
+        if not spec.prefix.startswith(f"{self._last_layer}."):
+            return False
+        return not spec.prefix.endswith(_ATTENTION) or _OUTPUT in spec.parts
+
+    def embedding(self, vocab_size: int, hidden_size: int) -> EmbeddingMethod:
+        """Allocate the embedding of tokens."""
+        return self._kernels.embedding(vocab_size, hidden_size)
+
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
+        """Allocate the experts of a layer."""
+        return self._kernels.experts(spec)
+
+
+class LoraLinear:
+    """A layer, and the products of the adapters of its rows; see `models.linear.LinearMethod`.
+
+    Args:
+        base: the layer without adapters.
+        product: the products.
+        context: whether the present step has adapters.
+        slots: the slots of the layer's rows, one of the tensors of the context.
+    """
+
+    def __init__(
+        self, base: LinearMethod, product: LowRankProduct, context: StepContext, slots: Tensor
+    ) -> None:
+        self._base = base
+        self._product = product
+        self._context = context
+        self._slots = slots
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
+        return self._base.parameters()
+
+    def pack(self) -> None:
+        """Bring the filled weight into the form that the kernels read."""
+        self._base.pack()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the output [rows, outputs] for `x` [rows, inputs]."""
+        out = self._base(x)
+        if self._context.has_adapters:
+            self._product.add_to(out, x, self._slots)
+        return out
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)` to `out` [rows, outputs] in place."""
+        if not self._context.has_adapters:
+            self._base.add_to(out, x)
+        elif out.is_contiguous():
+            self._base.add_to(out, x)
+            self._product.add_to(out, x, self._slots)
+        else:
+            out += self(x)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Refuse: neither the embedding nor the output layer has adapters."""
+        raise TypeError("a layer with adapters is not an embedding")

@@ -1,0 +1,41 @@
+"""Products of low rank that adapters add to linear layers: what a platform implements of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from paged_backend.checkpoint.peft import LowRank
+from paged_backend.models.linear import LinearSpec
+
+
+class LowRankProduct(Protocol):
+    """The low-rank weights of one linear layer, one for each slot of an adapter."""
+
+    def set(self, slot: int, parts: Sequence[LowRank | None]) -> None:
+        """Replace the weights of a slot.
+
+        Args:
+            slot: its number.
+            parts: the weights of each part of the layer; None for a part without any.
+        """
+        ...
+
+    def add_to(self, out: Tensor, x: Tensor, slots: Tensor) -> None:
+        """Add b @ (a @ row) of each row's adapter to `out` [rows, outputs] in place.
+
+        The result of a row does not depend on the other rows.
+
+        Args:
+            out: [rows, outputs] float32, contiguous.
+            x: [rows, inputs] float32.
+            slots: [at least rows] int32, the slot of each row's adapter; negative for none. They
+                may change between the replays of a graph.
+        """
+        ...
+
+
+LowRankFactory = Callable[[LinearSpec, int], LowRankProduct]
+"""Makes the product for a layer with a number of slots, which are empty."""

@@ -1,0 +1,57 @@
+"""What the layers of a model know about the rows of a step, beside the hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+NO_SLOT = -1
+"""The slot of a row without an adapter."""
+
+
+class StepContext:
+    """The adapter of each row of the present step, in tensors at addresses that stay.
+
+    It lives as long as the model. The model runner writes it before each forward pass, and linear
+    layers with adapters read it, also from captured graphs.
+
+    Args:
+        max_rows: rows of the largest step.
+
+    Attributes:
+        slots_by_adapter: the slot of each adapter that the layers hold, by its digest.
+        has_adapters: whether a row of the present step has an adapter. If not, the tensors are
+            those of an earlier step.
+        slots: [max_rows] int32, the slot of the adapter of each row, or `NO_SLOT`.
+        needed_slots: [max_rows] int32, the same for the rows that are computed behind the last
+            attention, which are only those with hidden states that are needed.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self.slots_by_adapter: dict[str, int] = {}
+        self.has_adapters = False
+        self.slots = torch.full((max_rows,), NO_SLOT, dtype=torch.int32)
+        self.needed_slots = self.slots.clone()
+
+    def begin(self, adapters: Sequence[str], num_rows: NDArray[np.int32]) -> None:
+        """Write the slots of a step's rows, all of which count as needed.
+
+        Args:
+            adapters: the digest of each sequence's adapter; empty for none.
+            num_rows: [num_seqs] the number of consecutive rows of each sequence.
+        """
+        self.has_adapters = any(adapters)
+        if self.has_adapters:
+            by_adapter = {"": NO_SLOT, **self.slots_by_adapter}
+            slots = [by_adapter[adapter] for adapter in adapters]
+            rows = np.repeat(np.array(slots, np.int32), num_rows)
+            for tensor in (self.slots, self.needed_slots):
+                tensor.numpy()[: len(rows)] = rows
+
+    def need(self, indices: NDArray[np.int64]) -> None:
+        """Write which rows [num_needed] of the present step are needed."""
+        if self.has_adapters:
+            self.needed_slots.numpy()[: len(indices)] = self.slots.numpy()[indices]

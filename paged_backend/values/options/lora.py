@@ -1,0 +1,66 @@
+"""LoRA adapters: how many, of which rank, and the first ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paged_backend.values.errors import option_error
+from paged_backend.values.validation import Rule, checked, shorten
+
+MAX_RANK = 512
+_MAX_ADAPTERS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraOptions:
+    """See :class:`paged_backend.values.config.EngineConfig`."""
+
+    enable_lora: bool = checked(
+        False,
+        Rule(bool),
+        "requests may name a LoRA adapter, which changes the model's answers; on a CPU with "
+        "float32 or bf16",
+    )
+    max_loras: int = checked(
+        8, Rule(int, 1, _MAX_ADAPTERS), "number of different adapters in one step"
+    )
+    max_lora_rank: int = checked(16, Rule(int, 1, MAX_RANK), "largest rank of an adapter")
+    max_cpu_loras: int | None = checked(
+        None,
+        Rule(int, 1, _MAX_ADAPTERS, optional=True),
+        "number of adapters in memory, at least max_loras; the one that was not used for longest "
+        "makes room, and is read again when a request names it; default: max_loras",
+    )
+    lora_modules: dict[str, Any] | None = checked(
+        None,
+        Rule(dict, optional=True),
+        "adapters that requests can name, read at the start, as JSON: "
+        '{"name": "folder"}, the folders as PEFT saves them',
+    )
+
+    @property
+    def num_adapters_in_memory(self) -> int:
+        """The number of adapters that the model holds at once."""
+        return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
+
+    def check_lora(self) -> None:
+        """Check what a `Rule` cannot express.
+
+        Raises:
+            ConfigError: the message names the option.
+        """
+        if self.num_adapters_in_memory < self.max_loras:
+            raise option_error(
+                "max_cpu_loras",
+                f"must be at least max_loras ({self.max_loras}), got {self.max_cpu_loras}",
+            )
+        if self.lora_modules is None:
+            return
+        if not self.enable_lora:
+            raise option_error("lora_modules", "needs enable_lora")
+        for name, folder in self.lora_modules.items():
+            if not name or not isinstance(folder, str) or not folder:
+                raise option_error(
+                    "lora_modules", f"must map names to folders, got {shorten({name: folder})}"
+                )

@@ -1,0 +1,375 @@
+"""LoRA adapters beside peft's own model of the same checkpoint, in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from oracle import EOS, make_engine, mixed_work
+from safetensors.torch import load_file, save_file
+
+from paged_backend import ConfigError, InvalidRequest
+from paged_backend.engine.engine import Engine
+from paged_backend.values.outputs import FinishReason, SequenceOutput
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings(  # peft uses a deprecated property of transformers
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)
+Outputs = dict[str, list[SequenceOutput]]
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MLP = ["gate_up_proj", "gate_proj", "up_proj", "down_proj"]
+_ADAPTERS: list[dict[str, Any]] = [
+    {"r": 1, "lora_alpha": 1, "target_modules": ["q_proj"]},
+    {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]},
+    {"r": 3, "lora_alpha": 3, "target_modules": ATTENTION, "use_rslora": True},
+    {"r": 4, "lora_alpha": 2, "target_modules": [*MLP[1:]]},
+    {"r": 8, "lora_alpha": 8, "target_modules": [*ATTENTION, *MLP[1:]]},
+    {"r": 5, "lora_alpha": 5, "target_modules": ATTENTION, "rank_pattern": {"k_proj": 7}},
+    {
+        "r": 4,
+        "lora_alpha": 4,
+        "target_modules": ["o_proj", "down_proj"],
+        "alpha_pattern": {"^model.layers.1.self_attn.o_proj": 12},
+    },
+    {"r": 16, "lora_alpha": 16, "target_modules": ["up_proj"], "layers_to_transform": [0, 2]},
+]
+
+
+class LoraCase:
+    """A checkpoint with 8 adapters of different ranks and targets."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.folder = folder / "model"
+        base = make_checkpoint(family, self.folder)
+        state = torch.get_rng_state()
+        torch.manual_seed(11)
+        self.names = [f"adapter-{index}" for index in range(len(_ADAPTERS))]
+        for name, values in zip(self.names, _ADAPTERS, strict=True):
+            config = peft.LoraConfig(task_type="CAUSAL_LM", **values)
+            if name == self.names[0]:
+                self.model = peft.PeftModel(base, config, adapter_name=name)
+            else:
+                self.model.add_adapter(name, config)
+        for key, parameter in self.model.named_parameters():
+            if "lora_" in key:
+                torch.nn.init.normal_(parameter, std=0.3)
+        torch.set_rng_state(state)
+        self.model.save_pretrained(folder / "adapters")
+        self.modules = {name: str(folder / "adapters" / name) for name in self.names}
+        self.model.eval()
+
+    def engine(self, **options: Any) -> Engine:
+        values = {"enable_lora": True, "lora_modules": self.modules, **options}
+        return make_engine(self.folder, **values)
+
+    @torch.inference_mode()
+    def logits(self, adapter: str, tokens: list[int]) -> torch.Tensor:
+        if not adapter:
+            with self.model.disable_adapter():
+                return self.model(torch.tensor([tokens])).logits[0]
+        self.model.set_adapter(adapter)
+        return self.model(torch.tensor([tokens])).logits[0]
+
+    def confirm(self, request: Request, outputs: list[SequenceOutput]) -> None:
+        """Check that each token is the likeliest of peft's, and its log-probabilities."""
+        answer = [token for output in outputs for token in output.new_token_ids]
+        prompt = request.prompt_token_ids
+        logits = self.logits(request.lora_name, prompt + answer)
+        assert answer == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+        assert answer[-1] == EOS or len(answer) == request.params.max_tokens
+        found = [entry for output in outputs for entry in output.logprobs or ()]
+        start = len(prompt)
+        if outputs[0].prompt_logprobs is not None:
+            found, start = outputs[0].prompt_logprobs + found, 1
+        for row, entry in zip(logits[start - 1 :], found, strict=False):
+            if entry.logits is not None:
+                given = torch.frombuffer(bytearray(entry.logits), dtype=torch.float32)
+                assert torch.allclose(given, row, atol=1e-4)
+
+
+@pytest.fixture(scope="module", params=["llama3", "qwen2"])
+def case(request, tmp_path_factory) -> LoraCase:
+    return LoraCase(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def requests(case: LoraCase, number: int = 24, **params: Any) -> list[Request]:
+    """Requests of all adapters and of the base model in turns."""
+    adapters = ["", *case.names]
+    return [
+        Request(
+            str(index),
+            prompt,
+            SamplingParams(temperature=0, max_tokens=max_tokens, **params),
+            lora_name=adapters[index % len(adapters)],
+        )
+        for index, (prompt, max_tokens) in enumerate(mixed_work(number))
+    ]
+
+
+def run(engine: Engine, work: list[Request]) -> Outputs:
+    outputs: Outputs = {}
+    for request in work:
+        engine.add_request(request)
+    while engine.has_unfinished:
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+        engine.scheduler.check_invariants()
+    return outputs
+
+
+def tokens(outputs: list[SequenceOutput]) -> list[int]:
+    return [token for output in outputs for token in output.new_token_ids]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"enforce_eager": True},
+        {"max_num_batched_tokens": 16},
+        {"max_num_seqs": 4, "max_loras": 2, "max_cpu_loras": 3},
+        {"max_loras": 1, "max_cpu_loras": 1},
+        {"max_model_len": 128, "kv_cache_memory_bytes": 2**17, "block_size": 8},
+        {"speculative_config": {"method": "suffix"}},
+    ],
+    ids=["graphs", "eager", "chunks", "evictions", "one at a time", "preemptions", "drafts"],
+)
+def test_tokens_equal_those_of_peft(case, options):
+    engine = case.engine(**options)
+    work = requests(case)
+    for _ in range(2):  # the second time with graphs and prefix hits
+        outputs = run(engine, work)
+        for request in work:
+            case.confirm(request, outputs[request.request_id])
+        work = [
+            Request(f"again {r.request_id}", r.prompt_token_ids, r.params, lora_name=r.lora_name)
+            for r in work
+        ]
+    if "kv_cache_memory_bytes" in options:
+        assert engine.stats().num_preemptions > 0
+
+
+def test_logits_equal_those_of_peft(case):
+    params = {"return_context_logits": True, "prompt_logprobs": 0, "logprobs": 0}
+    work = requests(case, 18, **params, return_generation_logits=True)
+    outputs = run(case.engine(max_num_batched_tokens=64), work)
+    for request in work:
+        assert outputs[request.request_id][0].prompt_logprobs
+        case.confirm(request, outputs[request.request_id])
+
+
+def test_answers_do_not_depend_on_the_batch(case):
+    params = {"return_generation_logits": True, "logprobs": 0}
+    work = requests(case, 18, **params)
+    together = run(case.engine(), work)
+    alone = case.engine(max_num_batched_tokens=8, enable_prefix_caching=False, enforce_eager=True)
+    for request in work:
+        outputs = run(alone, [request])[request.request_id]
+        bits, others = (
+            [entry.logits for output in parts for entry in output.logprobs or ()]
+            for parts in (outputs, together[request.request_id])
+        )
+        assert bits == others
+
+
+def test_completions_of_a_request_share_its_adapter(case):
+    engine = case.engine()
+    prompt = list(range(3, 40))
+    params = SamplingParams(temperature=0, max_tokens=8, n=3)
+    outputs = run(engine, [Request("0", prompt, params, lora_name=case.names[4])])["0"]
+    for index in range(3):
+        own = [output for output in outputs if output.index == index]
+        case.confirm(Request("0", prompt, params, lora_name=case.names[4]), own)
+
+
+def test_a_prompt_shares_no_block_with_another_adapter(case):
+    engine = case.engine()
+    params = SamplingParams(temperature=0, max_tokens=4)
+    prompt = list(range(3, 120))
+
+    def cached(name: str) -> int:
+        request = Request(f"{name} {engine.stats().num_steps}", prompt, params, lora_name=name)
+        (outputs,) = run(engine, [request]).values()
+        case.confirm(request, outputs)
+        return outputs[-1].num_cached_tokens
+
+    for name in ("", *case.names):
+        assert cached(name) == 0
+        assert cached(name) == 112
+    first, second = case.names[:2]
+    engine.adapters.load(first, Path(case.modules[first]))
+    assert cached(first) == 112  # the same content
+    engine.adapters.load("other name", Path(case.modules[second]))
+    request = Request("other", prompt, params, lora_name="other name")
+    assert run(engine, [request])["other"][-1].num_cached_tokens == 112
+
+
+def test_reloaded_weights_hit_no_block_of_the_earlier_ones(case, tmp_path):
+    engine = case.engine(lora_modules=None)
+    params = SamplingParams(temperature=0, max_tokens=4)
+    prompt = list(range(3, 60))
+    for number, source in enumerate(case.names[3:5]):
+        engine.adapters.load("name", Path(case.modules[source]))
+        request = Request(str(number), prompt, params, lora_name="name")
+        outputs = run(engine, [request])[str(number)]
+        assert outputs[-1].num_cached_tokens == 0
+        case.confirm(Request(str(number), prompt, params, lora_name=source), outputs)
+
+
+def test_an_adapter_is_replaced_while_a_request_uses_it(case):
+    engine = case.engine(max_loras=2)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=False)
+    first, second = case.names[3:5]
+    engine.adapters.load("name", Path(case.modules[first]))
+    engine.add_request(Request("old", list(range(3, 30)), params, lora_name="name"))
+    outputs = list(engine.step())
+    engine.adapters.load("name", Path(case.modules[second]))
+    engine.add_request(Request("new", list(range(3, 30)), params, lora_name="name"))
+    while engine.has_unfinished:
+        outputs += engine.step()
+    for request_id, source in (("old", first), ("new", second)):
+        own = [output for output in outputs if output.request_id == request_id]
+        case.confirm(Request(request_id, list(range(3, 30)), params, lora_name=source), own)
+
+
+def test_unknown_names_and_engines_without_adapters(case):
+    request = Request("0", [3, 4], SamplingParams(max_tokens=1), lora_name="doll")
+    with pytest.raises(InvalidRequest) as error:
+        case.engine().add_request(request)
+    assert str(error.value) == (f"LoRA doll is not supported, we currently support {case.names}")
+    with pytest.raises(InvalidRequest) as error:
+        make_engine(case.folder).add_request(request)
+    assert str(error.value) == "LoRA feature is not enabled."
+
+
+def test_an_adapter_that_has_gone_ends_its_request_alone(case, tmp_path):
+    folder = tmp_path / "adapter"
+    _copy(Path(case.modules[case.names[0]]), folder)
+    engine = case.engine(max_loras=1, lora_modules=None)
+    engine.adapters.load("gone", folder)
+    engine.adapters.load("other", Path(case.modules[case.names[1]]))  # takes its place
+    (folder / "adapter_model.safetensors").unlink()
+    params = SamplingParams(temperature=0, max_tokens=4)
+    outputs = run(
+        engine,
+        [
+            Request("0", [3, 4, 5], params, lora_name="gone"),
+            Request("1", [3, 4, 5], params, lora_name="other"),
+        ],
+    )
+    (failed,) = outputs["0"]
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "adapter_model.safetensors is missing" in failed.problem
+    case.confirm(Request("1", [3, 4, 5], params, lora_name=case.names[1]), outputs["1"])
+
+
+def test_a_request_that_waits_for_its_adapter_is_cancelled(case):
+    engine = case.engine(max_loras=1)  # the last adapter is in memory
+    params = SamplingParams(temperature=0, max_tokens=4)
+    engine.add_request(Request("0", [3, 4, 5], params, lora_name=case.names[0]))
+    assert engine.is_open("0") and engine.has_unfinished
+    (output,) = engine.cancel_request("0")
+    assert output.finish_reason is FinishReason.ABORT
+    assert not engine.is_open("0") and not engine.has_unfinished
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("use_dora", True, "use_dora is not supported"),
+        ("bias", "all", "bias is not supported"),
+        ("modules_to_save", ["lm_head"], "modules_to_save is not supported"),
+        ("fan_in_fan_out", True, "fan_in_fan_out is not supported"),
+        ("init_lora_weights", "pissa", "init_lora_weights is not supported"),
+        ("peft_type", "IA3", "peft_type can only be LORA"),
+        ("r", 17, r"r is 17 for .*; at most max_lora_rank \(16\)"),
+        ("r", 3, "has the shape .*; the model and the rank ask for"),
+        ("r", "2", "r must be a number"),
+        ("r", 0, "r must be from 1 to"),
+        ("lora_alpha", None, "lora_alpha must be a number"),
+        ("rank_pattern", {".*(a+)+": 2}, "rank_pattern can only have names of modules"),
+        ("target_modules", ["q_proj", "k_proj"], "target_modules has .*k_proj"),
+    ],
+)
+def test_configurations_that_are_refused(case, tmp_path, key, value, message):
+    folder = tmp_path / "adapter"
+    _copy(Path(case.modules[case.names[1]]), folder)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(ConfigError, match=message) as error:
+        case.engine(lora_modules={"bad": str(folder)})
+    assert str(folder) in str(error.value)
+
+
+_NAME = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop(f"{_NAME}.lora_A.weight"), "lora_A.weight of .* is missing"),
+        (lambda tensors: tensors.update({f"{_NAME}.bias": torch.zeros(2)}), "is not supported"),
+        (
+            lambda tensors: tensors.update(
+                {f"base_model.model.lm_head.lora_{k}.weight": torch.zeros(2, 2) for k in "AB"}
+            ),
+            "lm_head.* is no module that can have an adapter",
+        ),
+        (
+            lambda tensors: tensors.update({f"{_NAME}.lora_A.weight": torch.zeros(2, 32)}),
+            r"has the shape \[2, 32\]",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {f"{_NAME}.lora_A.weight": torch.zeros(2, 64, dtype=torch.int8)}
+            ),
+            "must be in float32",
+        ),
+    ],
+)
+def test_weights_that_are_refused(case, tmp_path, change, message):
+    folder = tmp_path / "adapter"
+    _copy(Path(case.modules[case.names[1]]), folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=message):
+        case.engine(lora_modules={"bad": str(folder)})
+
+
+def test_pickled_weights_are_refused(case, tmp_path):
+    folder = tmp_path / "adapter"
+    _copy(Path(case.modules[case.names[1]]), folder)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(ConfigError, match="adapter_model.bin is pickled"):
+        case.engine(lora_modules={"bad": str(folder)})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float16"}, "enable_lora can only be true on a CPU"),
+        ({"task": "embed"}, "enable_lora can only be false"),
+        ({"tensor_parallel_size": 2}, "enable_lora can only be true for one rank"),
+        ({"max_cpu_loras": 2}, "max_cpu_loras must be at least max_loras"),
+        ({"enable_lora": False}, "lora_modules needs enable_lora"),
+        ({"lora_modules": {"a": 1}}, "lora_modules must map names to folders"),
+    ],
+)
+def test_options_that_do_not_fit(case, options, message):
+    with pytest.raises(ConfigError, match=message):
+        case.engine(**options)
