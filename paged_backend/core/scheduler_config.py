@@ -14,5 +14,5 @@ class SchedulerConfig:
     max_model_len: int
     enable_chunked_prefill: bool
     eos_token_ids: frozenset[int]
-    max_num_drafts: int = 0  # of a step, over all sequences
+    max_num_drafts: int = 0  # drafts of a step, over all sequences
     max_loras: int = 1  # different LoRA adapters of sequences with blocks

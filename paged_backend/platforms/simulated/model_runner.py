@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput, TokenMasks
+from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, captured_shapes
 from paged_backend.platforms.gpu.step_inputs import DeviceInputs
 from paged_backend.platforms.gpu.transfer import Transfer
@@ -21,7 +23,7 @@ from paged_backend.platforms.portable.threads import one_torch_thread
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.scheduling import StepLimits
 
-_ANY_TOKEN = 7
+_STRIDE = 7919  # between the tokens of two rows
 
 
 class SimulatedDevice:
@@ -63,7 +65,8 @@ class SimulatedStep(LaunchedStep):
     """A step on the simulated device: a LaunchedStep, and then its PendingOutput."""
 
     end_s: float
-    num_samples: int
+    scheduled_batch: ScheduledBatch
+    token_ids: list[int]  # one for each sample
 
     def sample(self, masks: TokenMasks | None = None) -> SimulatedStep:
         """Return the tokens to wait for; sampling takes no time."""
@@ -72,7 +75,7 @@ class SimulatedStep(LaunchedStep):
     def result(self) -> ModelRunnerOutput:
         """Sleep until the step is over."""
         time.sleep(max(0.0, self.end_s - time.monotonic()))
-        return ModelRunnerOutput([[_ANY_TOKEN]] * self.num_samples)
+        return ModelRunnerOutput(*keep_accepted(self.scheduled_batch, self.token_ids, {}))
 
 
 class SimulatedModelRunner:
@@ -82,9 +85,13 @@ class SimulatedModelRunner:
         layout: the groups of the block tables.
         limits: the limits of a step.
         max_model_len: the longest sequence.
+        vocab_size: number of token ids.
     """
 
-    def __init__(self, layout: KVCacheLayout, limits: StepLimits, max_model_len: int) -> None:
+    def __init__(
+        self, layout: KVCacheLayout, limits: StepLimits, max_model_len: int, vocab_size: int
+    ) -> None:
+        self._vocab_size = vocab_size
         self.device = SimulatedDevice()
         transfer = Transfer(torch.device("cpu"), gpu=None)
         self._inputs = DeviceInputs(
@@ -103,4 +110,7 @@ class SimulatedModelRunner:
         with one_torch_thread():  # copies to a device take no other threads
             inputs = self._inputs.update(scheduled_batch)
             self._inputs.send(inputs, self._graphs.fit(inputs.shape) or inputs.shape)
-        return SimulatedStep(self.device.launch(), len(inputs.sample_rows))
+        # Tokens that repeat no earlier ones, so that there is nothing to guess.
+        positions = inputs.batch.sample_positions.astype(np.int64)
+        token_ids = (inputs.sample_rows * _STRIDE + positions * positions) % self._vocab_size
+        return SimulatedStep(self.device.launch(), scheduled_batch, token_ids.tolist())

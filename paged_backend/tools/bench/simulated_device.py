@@ -46,7 +46,7 @@ class SimulatedExecutor:
     def __init__(self, config: EngineConfig, vocab_size: int, max_model_len: int) -> None:
         limits = config.step_limits(GPU_LIMITS)
         layout = KVCacheLayout(config.block_size, limits.max_num_batched_tokens)
-        runner = SimulatedModelRunner(layout, limits, max_model_len)
+        runner = SimulatedModelRunner(layout, limits, max_model_len, vocab_size)
         self.device = runner.device
         self._state, self._runner = WorkerState(), runner
         self.info = WorkerInfo(
@@ -154,7 +154,7 @@ class SimulatedBench:
                 due_s = next(arrivals)
             outputs = self._engine.step()
             encode(outputs)
-            num_tokens += len(outputs)
+            num_tokens += sum(len(output.new_token_ids) for output in outputs)
         cpu_s, seconds = time.process_time() - cpu_s, time.monotonic() - start_s
         figures = SimulatedFigures(
             self._context,

@@ -1,0 +1,44 @@
+"""Speculation with steps that are scheduled ahead, on a device that is only simulated."""
+
+from __future__ import annotations
+
+import random
+
+from paged_backend.engine.engine import Engine
+from paged_backend.tools.bench.requests import greedy
+from paged_backend.tools.bench.simulated_device import SimulatedExecutor
+from paged_backend.values.config import EngineConfig
+
+VOCAB_SIZE, NUM_SEQS = 30_000, 8
+
+
+def steps_in_flight(speculates: bool) -> list[int]:
+    """The number of steps in flight after each step, while all sequences decode new text."""
+    config = EngineConfig.from_mapping(
+        {
+            "model": "demo",
+            "speculative_config": {"method": "suffix"} if speculates else None,
+            "async_scheduling": True,
+            "max_num_seqs": NUM_SEQS,
+        }
+    )
+    executor = SimulatedExecutor(config, VOCAB_SIZE, 512)
+    engine = Engine(config, executor)
+    rng = random.Random(0)
+    for number in range(NUM_SEQS):
+        prompt = rng.sample(range(VOCAB_SIZE), 100)
+        engine.add_request(greedy(str(number), prompt, 200))
+    executor.device.reset(0.0001)
+    found = []
+    while engine.has_unfinished:
+        engine.step()
+        found.append(len(engine._in_flight))
+    assert engine.stats().num_generation_tokens == 200 * NUM_SEQS
+    return found
+
+
+def test_a_drafter_without_guesses_leaves_no_step_out() -> None:
+    """The device has its next step before it ends one, as often as without a drafter."""
+    plain = steps_in_flight(speculates=False)
+    assert steps_in_flight(speculates=True) == plain
+    assert plain.count(1) > 0.9 * len(plain)
