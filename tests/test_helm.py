@@ -538,7 +538,7 @@ def test_the_pods_of_a_group_answer_together(tmp_path: Path) -> None:
     }
     program, *arguments = container(manifests, "worker")["args"]
     assert program == "paged-backend"
-    for path in ("/run/secrets", "/tmp"):
+    for path in ("/tmp", "/run/secrets"):  # this order, as tmp_path is in /tmp
         arguments = [each.replace(f"={path}/", f"={tmp_path}{path}/") for each in arguments]
     probe = container(manifests, "worker")["startupProbe"]["exec"]["command"]
     probe = [each.replace("/tmp/", f"{tmp_path}/tmp/") for each in probe]

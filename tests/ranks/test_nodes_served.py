@@ -51,6 +51,13 @@ class Cluster:
         time.sleep(1)
         self.start_worker()
 
+    def delay(self) -> None:
+        """Stop the rank of the other host for less time than a step may take."""
+        rank = self.rank()
+        rank.send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        rank.send_signal(signal.SIGCONT)
+
     def lose_network(self) -> None:
         """Cut the network for longer than a step may take."""
         self.hosts.cut(True)
@@ -122,3 +129,18 @@ def test_32_streams_survive_ten_faults_of_each_sort(tmp_path: Path) -> None:
                 continue
             for _ in range(number):
                 hurt(cluster, what, expected, many)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_32_streams_wait_for_a_host_that_is_late_ten_times(tmp_path: Path) -> None:
+    number = int(os.environ.get("NODE_FAULTS", "10"))
+    many = [greedy(index, 400) for index in range(32)]
+    with running(tmp_path, instances=2) as cluster:
+        expected = tokens(ask_all(cluster.server, many))
+        for _ in range(number):
+            with Crowd(cluster.server, many, timeout_s=600) as crowd:
+                wait_for(lambda crowd=crowd: crowd.have_tokens(20), 60)
+                cluster.delay()
+            assert tokens(crowd.calls) == expected
+        assert restarts(cluster.server) == 0

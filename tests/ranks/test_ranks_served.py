@@ -129,3 +129,19 @@ def test_32_streams_survive_ten_faults_of_each_sort_and_rank(
                     with Crowd(server, many, timeout_s=600) as crowd:
                         hurt(server, crowd, what, fault, rank)
                     assert tokens(crowd.calls) == expected, (what, rank)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_32_streams_wait_for_a_rank_that_is_late_ten_times(tmp_path: Path) -> None:
+    number = int(os.environ.get("RANK_FAULTS", "10"))
+    many = [greedy(index, 400) for index in range(32)]
+    with serve_demo(tmp_path, instances=2, **STAGES) as server:
+        expected = tokens(ask_all(server, many))
+        for rank in ranks_of(server):
+            for _ in range(number):
+                with Crowd(server, many, timeout_s=600) as crowd:
+                    wait_for(lambda crowd=crowd: crowd.have_tokens(20), 60)
+                    pause(rank)
+                assert tokens(crowd.calls) == expected, rank
+        assert restarts(server) == 0
