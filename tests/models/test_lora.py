@@ -363,6 +363,8 @@ def test_pickled_weights_are_refused(case, tmp_path):
     ("options", "message"),
     [
         ({"dtype": "float16"}, "enable_lora can only be true on a CPU"),
+        ({"dtype": "bfloat16"}, "enable_lora can only be true on a CPU with the dtype float32"),
+        ({"quantization": "int8"}, "enable_lora can only be true for weights that are not quant"),
         ({"task": "embed"}, "enable_lora can only be false"),
         ({"tensor_parallel_size": 2}, "enable_lora can only be true for one rank"),
         ({"max_cpu_loras": 2}, "max_cpu_loras must be at least max_loras"),

@@ -14,6 +14,7 @@ from paged_backend.models.base import Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
+from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.cpu import amx_attention, bf16_linear, layers
 from paged_backend.platforms.cpu.amx import has_amx
@@ -51,7 +52,7 @@ class CpuPlatform(TorchPlatform):
         use_threads_of_torch()
         keep_freed_memory()
         self.layers = layers
-        self.low_rank = CpuLowRank
+        self.low_rank: LowRankFactory | None = CpuLowRank
         self.product_experts = partial(ProductExperts, activate=layers.activate)
         self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
@@ -129,6 +130,7 @@ class BFloat16Platform(CpuPlatform):
         super().__init__()
         self._amx = has_amx() if amx is None else amx
         self.linear_dtype = torch.bfloat16
+        self.low_rank = None
         self.kv_dtypes = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
