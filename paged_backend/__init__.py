@@ -16,6 +16,7 @@ from paged_backend.values import (
     sampling_params,
     structured_outputs,
 )
+from paged_backend.values.beams import BeamSearchParams
 from paged_backend.values.errors import (
     ConfigError,
     EngineDead,
@@ -24,6 +25,7 @@ from paged_backend.values.errors import (
     RequestRefused,
 )
 from paged_backend.values.outputs import (
+    BeamSearchOutput,
     CompletionOutput,
     EmbeddingRequestOutput,
     FinishReason,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CompletionOutput",
     "ConfigError",
     "EmbeddingRequestOutput",

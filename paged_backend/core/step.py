@@ -168,7 +168,14 @@ def _introduce(seq: Sequence) -> NewSequence:
     """Tell the worker about a sequence that it does not know."""
     seq.num_sent_tokens, seq.num_sent_blocks = seq.num_known_tokens, 0
     token_ids = seq.token_ids[: seq.num_sent_tokens]
-    return NewSequence(seq.seq_id, seq.request.params, seq.seed, seq.num_prompt_tokens, token_ids)
+    return NewSequence(
+        seq.seq_id,
+        seq.request.params,
+        seq.seed,
+        seq.num_prompt_tokens,
+        token_ids,
+        seq.num_candidates,
+    )
 
 
 def _slice(seq: Sequence, num_tokens: int, drafts: list[int], sample_seq_ids: list[int]) -> Slice:
