@@ -127,3 +127,33 @@ def test_beside_sampled_requests_with_preemption(oracle):
     for outputs, search in zip(run(engine, work, num_others=1), work, strict=True):
         check(outputs, oracle, search)
     assert engine.stats().num_preemptions > 0
+
+
+def test_a_search_that_starts_again_sends_the_rest(oracle):
+    engine = make_engine(oracle.folder, kv_cache_memory_bytes=2**19)
+    (search,) = searches(oracle, range(4, 5))
+    whole = run(engine, [search])[0]
+    answers = [
+        [token for output in whole if output.index == index for token in output.new_token_ids]
+        for index in range(search.width)
+    ]
+    num_sent = next(
+        place
+        for place in range(MAX_TOKENS)
+        if len({tuple(ids[: place + 1]) for ids in answers}) > 1
+    )
+    progress = [ids[:num_sent] for ids in answers]
+    assert len(search.prompt) >= engine.scheduler.kv.block_size
+    engine.add_request(Request("again", search.prompt, search.params()), progress)
+    most_shared = 0
+    while engine.has_unfinished:
+        for output in engine.step():
+            progress[output.index] += output.new_token_ids
+        tables = [seq.block_ids for seq in engine.scheduler.view().sequences]
+        owned = [block for table in tables for block in table]
+        most_shared = max(most_shared, len(owned) - len(set(owned)))
+    engine.scheduler.check_empty()
+    assert progress == answers
+    assert most_shared >= (search.width - 1) * (
+        len(search.prompt) // engine.scheduler.kv.block_size
+    )
