@@ -16,6 +16,7 @@ from paged_backend.values import (
     sampling_params,
     structured_outputs,
 )
+from paged_backend.values.beams import BeamSearchParams
 from paged_backend.values.errors import (
     ConfigError,
     EngineDead,
@@ -25,6 +26,7 @@ from paged_backend.values.errors import (
 )
 from paged_backend.values.lora import LoRARequest
 from paged_backend.values.outputs import (
+    BeamSearchOutput,
     CompletionOutput,
     EmbeddingRequestOutput,
     FinishReason,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CompletionOutput",
     "ConfigError",
     "EmbeddingRequestOutput",

@@ -63,9 +63,9 @@ def test_all_n_answers_are_returned() -> None:
         ({"best_of": 2}, "best_of: must be 1 or null, got 2: all n answers are returned"),
         ({"n": 2, "best_of": 1}, "best_of: must be 2 or null, got 1: "),
         ({"best_of": True}, "best_of: must be 1 or null, got True: "),
-        ({"use_beam_search": True}, "use_beam_search: must be false or null, got True: beam sear"),
-        ({"use_beam_search": 0}, "use_beam_search: must be false or null, got 0: "),
-        ({"length_penalty": 0.8}, "length_penalty: must be 1.0 or null, got 0.8: beam search"),
+        ({"use_beam_search": 0}, "use_beam_search: must be true, false or null, got 0"),
+        ({"length_penalty": 0.8}, "length_penalty: must be 1.0 or null, got 0.8: it needs a beam"),
+        ({"early_stopping": "never"}, "early_stopping: must be false or null, got never: it needs"),
         ({"detokenize": False}, "detokenize: must be true or null, got False: return_output_ids"),
         ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens: must be null, got -1: "),
         (

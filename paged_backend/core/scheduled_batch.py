@@ -20,6 +20,7 @@ class SampleSpec(NamedTuple):
     position: int  # position of the token to sample, counted from the first token of the prompt
     num_prompt_tokens: int
     token_ids: list[int]  # read-only: prompt and output so far, possibly with later tokens
+    num_candidates: int = 0  # for a beam: how many of the likeliest tokens are returned
 
     @property
     def num_output_tokens(self) -> int:
@@ -104,7 +105,13 @@ class WorkerSequence:
         """Return the token to sample at a position."""
         new = self.new
         return SampleSpec(
-            new.seq_id, new.params, new.seed, position, new.num_prompt_tokens, self.token_ids
+            new.seq_id,
+            new.params,
+            new.seed,
+            position,
+            new.num_prompt_tokens,
+            self.token_ids,
+            new.num_candidates,
         )
 
 

@@ -28,10 +28,10 @@ from paged_backend.core.step import ScheduledStep, StepBuilder
 from paged_backend.core.step_results import StepResults
 from paged_backend.core.stopping import (
     EndConditions,
-    awaits_last_token,
     can_be_drafted,
     max_draft_tokens,
     may_await_token,
+    must_wait,
 )
 from paged_backend.values.outputs import (
     EngineStats,
@@ -69,7 +69,7 @@ class Scheduler:
         self.kv = kv
         self.counters = EngineCounters()
         self.sequences = Sequences(kv, waiting, self.counters)
-        self._results = StepResults(kv, self.sequences, self.counters, config.eos_token_ids)
+        self._results = StepResults(kv, self.sequences, self.counters, config)
         self._admission = Admission(config, kv, self.sequences.running, self.sequences.held)
         self._drafter = drafter
         self._early: list[SequenceOutput] = []  # final outputs of requests that ended on arrival
@@ -165,6 +165,8 @@ class Scheduler:
             self.sequences.freed_seq_ids = []
             self.counters.num_steps += 1
             self._in_flight.append(self._advance(step))
+        elif not self._in_flight and self._preempt_idle_beam():
+            return self.schedule()
         elif self.sequences and not (self._in_flight or self.sequences.held):
             raise RuntimeError("sequences are unfinished but none can be scheduled")
         return output
@@ -243,6 +245,16 @@ class Scheduler:
         if not self._admission.can_start(head):
             self.sequences.preempt(victim)
 
+    def _preempt_idle_beam(self) -> bool:
+        """Preempt a beam that waits for other beams, for which there is no room beside it.
+
+        Nothing else can be scheduled. Its candidates are known already, so the search goes on.
+        """
+        idle = [seq for seq in self.sequences.running.values() if seq.awaits_beams]
+        if idle:
+            self.sequences.preempt(max(idle, key=lambda seq: seq.preemption_key))
+        return bool(idle)
+
     def _schedule_running(self, step: StepBuilder) -> bool:
         """Schedule running sequences; return True if one was preempted for lack of blocks."""
         num_preemptions = self.counters.num_preemptions
@@ -254,7 +266,7 @@ class Scheduler:
         continued = set(step.continued)
         if len(continued) < len(self.sequences.running):
             for seq in self.sequences.running.values():
-                if seq in continued or seq.num_draft_tokens > 0 or awaits_last_token(seq):
+                if seq in continued or must_wait(seq):
                     continue
                 if seq.seq_id in awaiting:
                     continue

@@ -50,7 +50,7 @@ class Sequence:
     __slots__ = (
         "admitted_s", "block_hashes", "block_ids", "can_continue", "end_token_ids", "first_token_s",
         "grammar", "index", "max_num_tokens", "num_cached_tokens",
-        "num_charged_tokens", "num_computed_tokens", "num_draft_tokens",
+        "num_candidates", "num_charged_tokens", "num_computed_tokens", "num_draft_tokens",
         "num_output_placeholders", "num_prompt_tokens", "num_sent_blocks", "num_sent_tokens",
         "prompt_logprobs", "queued_s", "request", "seed", "seq_id", "status", "token_ids",
     )  # fmt: skip
@@ -74,7 +74,9 @@ class Sequence:
         # Whether it may be part of ContinuedDecodes: sampling takes only its fixed parameters, and
         # a mask, which is sent apart from the step.
         params = request.params
-        self.can_continue = params.logprobs is None and not params.adjusts_tokens
+        self.can_continue = (
+            params.logprobs is None and not params.adjusts_tokens and params.beam_width == 1
+        )
         self.index = index
         self.seed = derive_seed(seed, index)
         self.status = SequenceStatus.WAITING
@@ -85,6 +87,8 @@ class Sequence:
         self.num_computed_tokens = 0  # tokens of steps in flight included
         self.num_output_placeholders = 0  # trailing tokens that are not known yet
         self.num_draft_tokens = 0  # drafts of the step in flight
+        # For a beam: how many of the likeliest next tokens each step returns; 0 without beams.
+        self.num_candidates = 0
         # Set at the first admission; the previous engine counted a resumed sequence.
         self.num_cached_tokens: int | None = 0 if resumed else None
         # Prompt tokens that were charged to the tenant.
@@ -155,6 +159,14 @@ class Sequence:
         self.num_output_placeholders = self.num_draft_tokens = 0
         self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids) - 1)
 
+    def continue_from(self, token_ids: list[int]) -> None:
+        """Replace all tokens, as a beam that continues another one; there is no placeholder then.
+
+        The tokens that have K and V in the cache must stay the same.
+        """
+        self.token_ids = token_ids
+        self.num_output_placeholders = 0
+
     def drop_samples(self) -> None:
         """Forget what the only step in flight samples; its last known token is computed again."""
         if self.num_output_placeholders:
@@ -176,6 +188,11 @@ class Sequence:
         if self.admitted_s is None or self.first_token_s is None:
             return None
         return SequenceTimes(self.queued_s, self.admitted_s, self.first_token_s)
+
+    @property
+    def awaits_beams(self) -> bool:
+        """Whether it is a beam with candidates that are not yet compared with the other beams'."""
+        return self.num_candidates > 0 and self.num_output_placeholders > 0
 
     @property
     def preemption_key(self) -> tuple[int, int]:

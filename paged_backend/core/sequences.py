@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
+from paged_backend.core.beams import BeamSearch
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.compiling import Progress
 from paged_backend.core.counters import EngineCounters
@@ -15,8 +17,32 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.sequence_grammar import GrammarWork, SequenceGrammar
 from paged_backend.core.stopping import EndConditions
-from paged_backend.values.outputs import EngineView, FinishReason, SequenceOutput, SequenceView
+from paged_backend.values.outputs import (
+    EngineView,
+    FinishReason,
+    SequenceOutput,
+    SequenceView,
+    TokenLogprobs,
+)
 from paged_backend.values.request import Request
+
+
+@dataclass(slots=True)
+class BeamGroup:
+    """The beams of a request.
+
+    All but the ``live`` ones own no block and are in no queue, until a live beam has several
+    continuations.
+    """
+
+    search: BeamSearch
+    sequences: list[Sequence]  # as many as the width
+    num_sent: int  # output tokens that the client has
+    live: list[Sequence] = field(init=False)  # in the order of the search's beams
+    candidates: dict[int, TokenLogprobs] = field(default_factory=dict)  # by seq_id, of live beams
+
+    def __post_init__(self) -> None:
+        self.live = self.sequences[:1]
 
 
 class Sequences:
@@ -37,6 +63,7 @@ class Sequences:
             for its prompt to be computed. Those without room then wait in the queue.
         freed_seq_ids: the sequences that have lost their blocks since the scheduler took this list.
         num_constrained: number of unfinished sequences with a grammar.
+        beam_groups: the beams of requests with beam search, by the id of the request.
     """
 
     def __init__(self, kv: KVCacheManager, waiting: FairQueue, counters: EngineCounters) -> None:
@@ -49,6 +76,7 @@ class Sequences:
         self.siblings: dict[int, list[Sequence]] = {}
         self.freed_seq_ids: list[int] = []
         self.num_constrained = 0
+        self.beam_groups: dict[str, BeamGroup] = {}
         self._by_request: dict[str, list[Sequence]] = {}  # request_id -> unfinished sequences
         self._next_seq_id = 0
 
@@ -81,6 +109,9 @@ class Sequences:
         """
         if request.request_id in self._by_request:
             raise ValueError(f"request id {request.request_id} is already in use")
+        if request.params.beam_width > 1:
+            self._add_beams(request, seed, ends, progress)
+            return
         if request.params.seed is not None:
             seed = request.params.seed
         resumed = any(tokens is None or tokens for tokens in progress)
@@ -111,6 +142,30 @@ class Sequences:
         if siblings:
             self.siblings[first.seq_id] = siblings
         self.waiting.add(first)
+
+    def _add_beams(
+        self, request: Request, seed: int, ends: EndConditions, progress: Progress
+    ) -> None:
+        """Queue the first beam of a request.
+
+        A search that a previous engine process began starts again from the prompt. It finds the
+        same beams, so that it ends with the tokens that were sent already.
+        """
+        width = request.params.beam_width
+        beams = [
+            Sequence(self._next_seq_id + index, request, index, seed, *ends)
+            for index in range(width)
+        ]
+        self._next_seq_id += width
+        max_tokens = ends.max_num_tokens - len(request.prompt_token_ids)
+        search = BeamSearch(request.params, ends.token_ids, max_tokens)
+        for beam in beams:
+            beam.num_candidates = search.num_candidates
+        num_sent = max((len(list(tokens or ())) for tokens in progress), default=0)
+        self.beam_groups[request.request_id] = BeamGroup(search, beams, num_sent)
+        self._by_request[request.request_id] = beams.copy()
+        self.waiting.open(request)
+        self.waiting.add(beams[0])
 
     def start(self, seq: Sequence, hits: list[int]) -> None:
         """Move a sequence from the queue to the running ones; it starts after its prefix hits."""
@@ -151,13 +206,27 @@ class Sequences:
             self.running[sibling.seq_id] = sibling
         return siblings
 
+    def fork_beam(self, parent: Sequence, child: Sequence) -> None:
+        """Let an unused beam continue from the computed tokens of a running one."""
+        self._kv.fork(parent, child)
+        child.status = SequenceStatus.RUNNING
+        self.running[child.seq_id] = child
+
     def preempt(self, seq: Sequence) -> None:
-        """Return a running sequence to the queue; it recomputes its tokens when it starts again."""
+        """Return a running sequence to the queue; it recomputes its tokens when it starts again.
+
+        A beam with candidates returns to the queue only if it goes on after the comparison.
+        """
+        self.park(seq)
+        if not seq.awaits_beams:
+            self.waiting.add(seq)
+        self._counters.num_preemptions += 1
+
+    def park(self, seq: Sequence) -> None:
+        """Take a running sequence out of the steps, and free its blocks."""
         self._remove(seq)
         self._release(seq)
         seq.status = SequenceStatus.WAITING
-        self.waiting.add(seq)
-        self._counters.num_preemptions += 1
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence, and free its blocks."""
@@ -169,11 +238,13 @@ class Sequences:
         if seq.grammar is not None:
             self.num_constrained -= 1
             seq.grammar.close()
-        self._counters.count_end(seq, reason)
+        if seq.index < seq.request.params.n:  # there may be more beams than answers
+            self._counters.count_end(seq, reason)
         unfinished = self._by_request[seq.request.request_id]
         unfinished.remove(seq)
         if not unfinished:
             del self._by_request[seq.request.request_id]
+            self.beam_groups.pop(seq.request.request_id, None)
             self.waiting.close(seq.request)
 
     def hold(self, seq: Sequence) -> None:
@@ -199,9 +270,10 @@ class Sequences:
         outputs: list[SequenceOutput] = []
         for seq in self.of(request_id):
             num_cached = seq.num_cached_tokens or 0
-            outputs.append(
-                SequenceOutput(request_id, seq.index, [], reason, num_cached, problem=problem)
-            )
+            if seq.index < seq.request.params.n:  # there may be more beams than answers
+                outputs.append(
+                    SequenceOutput(request_id, seq.index, [], reason, num_cached, problem=problem)
+                )
             self.finish(seq, reason)
         return outputs
 

@@ -168,9 +168,14 @@ def _introduce(seq: Sequence) -> NewSequence:
     """Tell the worker about a sequence that it does not know."""
     seq.num_sent_tokens, seq.num_sent_blocks = seq.num_known_tokens, 0
     token_ids = seq.token_ids[: seq.num_sent_tokens]
-    request = seq.request
     return NewSequence(
-        seq.seq_id, request.params, seq.seed, seq.num_prompt_tokens, token_ids, request.adapter
+        seq.seq_id,
+        seq.request.params,
+        seq.seed,
+        seq.num_prompt_tokens,
+        token_ids,
+        seq.num_candidates,
+        seq.request.adapter,
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from itertools import islice
 
+from paged_backend.core.beam_groups import BeamGroups
 from paged_backend.core.constraints import accept_tokens, can_be_forced
 from paged_backend.core.counters import EngineCounters
 from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.sequences import Sequences
@@ -27,7 +29,7 @@ class StepResults:
         kv: registers the blocks that the tokens fill.
         sequences: the unfinished sequences.
         counters: counts forced tokens and drafts.
-        eos_token_ids: end tokens of the model.
+        config: the end tokens of the model, and the largest number of running sequences.
     """
 
     def __init__(
@@ -35,12 +37,13 @@ class StepResults:
         kv: KVCacheManager,
         sequences: Sequences,
         counters: EngineCounters,
-        eos_token_ids: frozenset[int],
+        config: SchedulerConfig,
     ) -> None:
         self._kv = kv
         self._sequences = sequences
         self._counters = counters
-        self._eos_token_ids = eos_token_ids
+        self._eos_token_ids = config.eos_token_ids
+        self._beams = BeamGroups(sequences, config.max_num_seqs)
         self._num_constrained = 0  # sequences of the step that have a grammar
 
     def apply(self, step: ScheduledStep, result: ModelRunnerOutput) -> list[SequenceOutput]:
@@ -61,7 +64,9 @@ class StepResults:
         outputs = self._take_continued(step, result)
         for place in range(step.num_continued, len(step.sampled)):
             seq = step.sampled[place]
-            if not (seq.is_finished or seq.seq_id in step.dropped_seq_ids):
+            if seq.num_candidates > 0 and not seq.is_finished:
+                outputs += self._beams.take(seq, result.logprobs[place][0])
+            elif not (seq.is_finished or seq.seq_id in step.dropped_seq_ids):
                 tokens, start = result.token_ids[place], seq.num_known_tokens
                 outputs.append(self._take(seq, tokens, result.logprobs.get(place)))
                 if seq.seq_id in step.drafts:

@@ -48,14 +48,16 @@ def cut_at_end(seq: Sequence, token_ids: list[int]) -> tuple[list[int], FinishRe
     return token_ids, None
 
 
-def awaits_last_token(seq: Sequence) -> bool:
-    """Return True if a step in flight samples the last token that the limits allow.
+def must_wait(seq: Sequence) -> bool:
+    """Return True if a running sequence must not be scheduled now.
 
-    The step may also return the embedding of the whole prompt. The sequence must then not be
-    scheduled again.
+    A step in flight may verify drafts, sample the last token that the limits allow, or return the
+    embedding of the whole prompt. A beam also waits for the candidates of the other beams.
     """
     if seq.num_output_placeholders == 0:
         return False
+    if seq.num_draft_tokens > 0 or seq.awaits_beams:
+        return True
     # The step returns an embedding in place of a token.
     return seq.request.pooling is not None or seq.num_tokens >= seq.max_num_tokens
 
@@ -63,8 +65,10 @@ def awaits_last_token(seq: Sequence) -> bool:
 def can_be_drafted(seq: Sequence) -> bool:
     """Return True if the sequence has an output token and no placeholders.
 
-    Another thread computes the mask of one token only, without drafts.
+    Another thread computes the mask of one token only, without drafts. Beams have no drafts.
     """
+    if seq.num_candidates > 0:
+        return False
     has_masks = seq.grammar is None or not seq.grammar.goes_aside
     return has_masks and seq.num_output_tokens > 0 and seq.num_output_placeholders == 0
 
@@ -72,8 +76,10 @@ def can_be_drafted(seq: Sequence) -> bool:
 def may_await_token(seq: Sequence) -> bool:
     """Return True if a step in flight samples the newest token of a sequence, which has no drafts.
 
-    Once this token is known, the sequence can be drafted for.
+    Once this token is known, the sequence can be drafted for. Beams have no drafts.
     """
+    if seq.num_candidates > 0:
+        return False
     has_masks = seq.grammar is None or not seq.grammar.goes_aside
     return (
         has_masks

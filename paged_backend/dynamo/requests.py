@@ -80,6 +80,9 @@ class RequestReader:
             raise InvalidRequest("max_thinking_tokens", "cannot be used: reasoning has no limit")
         if "prompt_logprobs" in outputs:
             raise InvalidRequest("prompt_logprobs", "cannot be used: Dynamo gets none of them")
+        for name, neutral in (("use_beam_search", False), ("beam_width", 1)):
+            if given.get(name, neutral) != neutral:
+                raise InvalidRequest(name, "cannot be used: Dynamo gets one answer of a request")
         # Dynamo finds stop strings in its own text, and cancels the request.
         given |= {name: stops[name] for name in _PASSED_STOPS if name in stops}
         given["stop_token_ids"] = sorted({id_ for name in _STOPS for id_ in stops.get(name, ())})

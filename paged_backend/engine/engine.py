@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from paged_backend.core.beams import num_candidates
 from paged_backend.core.block_hash import load_or_create_key
 from paged_backend.core.compiling import (
     CompilingRequest,
@@ -28,9 +29,11 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from paged_backend.core.stopping import EndConditions
 from paged_backend.engine.adapters import Adapters
 from paged_backend.executor.base import Executor
 from paged_backend.speculation.lookup import LookupDrafter
+from paged_backend.values.beams import MAX_CANDIDATES
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import InvalidRequest, option_error
 from paged_backend.values.log import LOG
@@ -146,6 +149,8 @@ class Engine:
             self.limits.check_pair(request.prompt_token_ids)
         else:
             self.limits.check_embedding(request.prompt_token_ids, request.pooling)
+        if request.params.beam_width > 1:
+            self._check_beams(request)
         resolved = self.adapters.resolve(request, progress)
         if resolved is not None:
             self._start(resolved, progress)
@@ -159,6 +164,22 @@ class Engine:
         else:
             grammars = self._grammars.start(request, progress)
             self._compiling.add(CompilingRequest(request, progress, grammars))
+
+    def _check_beams(self, request: Request) -> None:
+        """Check that a step can return enough candidates for each beam of a request.
+
+        Raises:
+            InvalidRequest: there are too many tokens that end an output, or a grammar.
+        """
+        if request.grammar:
+            raise InvalidRequest("beam_width", "must be 1 with tools or structured_outputs")
+        ends = EndConditions.of(request, self.scheduler.config)
+        if num_candidates(request.params.beam_width, len(ends.token_ids)) > MAX_CANDIDATES:
+            raise InvalidRequest(
+                "beam_width",
+                f"times the number of end tokens and 1 must be at most {MAX_CANDIDATES}, got "
+                f"{request.params.beam_width} and {len(ends.token_ids)} end tokens",
+            )
 
     def abort_request(self, request_id: str) -> None:
         """End a request now; unknown ids are ignored."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -20,6 +20,7 @@ from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.chat import Chat
 from paged_backend.text.text_stream import TextStream
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.beams import BeamSearchParams
 from paged_backend.values.engine_args import from_mapping
 from paged_backend.values.errors import InvalidRequest, option_error
 from paged_backend.values.log import LOG
@@ -27,6 +28,8 @@ from paged_backend.values.lora import LoRARequest
 from paged_backend.values.options.kv_events import OPTION as KV_EVENTS
 from paged_backend.values.output_constraint import OutputConstraint
 from paged_backend.values.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
@@ -143,6 +146,25 @@ class LLM:
 
         self._run([answer.request for answer in answers], take)
         return [answer.output() for answer in answers]
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+    ) -> list[BeamSearchOutput]:
+        """Find the likeliest answers to prompts, in the order of the prompts.
+
+        Args:
+            prompts: one prompt or several.
+            params: one object for all prompts, or one for each.
+
+        Raises:
+            InvalidRequest: a prompt or its parameters cannot be used.
+        """
+        several = params if isinstance(params, Sequence) else [params]
+        each = [_sampling_params_of(item) for item in several]
+        outputs = self.generate(prompts, each if isinstance(params, Sequence) else each[0])
+        return [_beam_search_output(output) for output in outputs]
 
     def chat(
         self,
@@ -484,6 +506,26 @@ def _each(name: str, params: P | Sequence[P] | None, default: P, num_prompts: in
     if len(each) != num_prompts:
         raise InvalidRequest(name, f"has {len(each)} entries for {num_prompts} prompts")
     return each
+
+
+def _sampling_params_of(params: BeamSearchParams) -> SamplingParams:
+    values = asdict(params)
+    if params.beam_width == 1:  # they do not change the only answer
+        del values["length_penalty"], values["early_stopping"]
+    beams = {"use_beam_search": True, "n": params.beam_width, "logprobs": 0}
+    return SamplingParams.from_mapping(values | beams)
+
+
+def _beam_search_output(output: RequestOutput) -> BeamSearchOutput:
+    sequences = []
+    for answer in output.outputs:
+        logprobs = answer.logprobs or []
+        total = sum(entry.logprob for entry in logprobs)
+        tokens = output.prompt_token_ids + answer.token_ids
+        sequences.append(
+            BeamSearchSequence(tokens, total, answer.text, logprobs, answer.finish_reason)
+        )
+    return BeamSearchOutput(sequences)
 
 
 def _score(query: EmbeddingRequestOutput, document: EmbeddingRequestOutput) -> ScoringRequestOutput:

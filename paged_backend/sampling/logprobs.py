@@ -54,12 +54,19 @@ class HostLogprobs:
 
 def places_with_logprobs(samples: Sequence[SampleSpec]) -> list[int]:
     """Return the indexes of the samples that need log-probabilities."""
-    return [place for place, spec in enumerate(samples) if spec.params.logprobs is not None]
+    return [
+        place
+        for place, spec in enumerate(samples)
+        if spec.params.logprobs is not None or spec.num_candidates > 0
+    ]
 
 
 def specs_of_samples(samples: Sequence[SampleSpec]) -> list[LogprobsSpec]:
     """Return what each sample returns with its log-probability."""
-    return [LogprobsSpec(spec.params.logprobs or 0, spec.with_logits) for spec in samples]
+    return [
+        LogprobsSpec(spec.num_candidates or spec.params.logprobs or 0, spec.with_logits)
+        for spec in samples
+    ]
 
 
 def rows_with_logits(specs: Sequence[LogprobsSpec]) -> list[int]:

@@ -15,7 +15,6 @@ Neutral: TypeAlias = tuple[tuple[object, ...], str]
 """The neutral values of a parameter besides null, the preferred one first; why others are refused.
 """
 
-_BEAMS = "beam search is not supported"
 _CODE = "no code of a client is run"
 _ROUTES = "the experts that a token was sent to are not returned"
 _NO_DETECTION = dict.fromkeys(("max_pattern_size", "min_pattern_size", "min_count"), 0)
@@ -24,10 +23,6 @@ _LOGPROBS = "logprobs and prompt_logprobs choose the tokens"
 # The fields of vLLM's SamplingParams, BeamSearchParams and requests from 0.2 to 0.32 that have no
 # counterpart here.
 SAMPLING: dict[str, Neutral] = {
-    "use_beam_search": ((False,), _BEAMS),
-    "beam_width": ((1,), _BEAMS),
-    "length_penalty": ((1.0,), _BEAMS),
-    "early_stopping": ((False,), _BEAMS),
     "logits_processors": (([],), _CODE),
     **dict.fromkeys(("extra_args", "vllm_xargs"), (({},), _CODE)),
     "detokenize": ((True,), "return_output_ids returns token ids in addition to the text"),

@@ -193,6 +193,24 @@ class CompletionOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One answer of a beam search."""
+
+    tokens: list[int]  # the prompt's, then those of the answer with the one that ends it
+    cum_logprob: float  # sum of the log-probabilities of the answer's tokens
+    text: str  # text of the answer
+    logprobs: list[TokenLogprobs]  # one for each token of the answer
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The answers to one prompt of :meth:`paged_backend.LLM.beam_search`, the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
     """The embedding of one prompt."""
 

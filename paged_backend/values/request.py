@@ -109,6 +109,7 @@ class RequestLimits:
     max_prompt_tokens: int
     max_output_tokens: int
     max_n: int
+    max_beam_width: int
     max_stop_strings: int
     max_stop_length: int
     max_logit_bias: int
@@ -149,6 +150,7 @@ class RequestLimits:
             ),
             max_output_tokens=min(config.max_output_tokens or max_model_len, max_model_len),
             max_n=config.max_n,
+            max_beam_width=config.max_beam_width,
             max_stop_strings=config.max_stop_strings,
             max_stop_length=config.max_stop_length,
             max_logit_bias=config.max_logit_bias,
@@ -294,6 +296,8 @@ class RequestLimits:
         for name, value, option in (
             ("n", params.n, "max_n"),
             ("n", params.n, "max_num_seqs"),
+            ("beam_width", params.beam_width, "max_beam_width"),
+            ("beam_width", params.beam_width, "max_num_seqs"),
             ("max_tokens", params.max_tokens, output),
         ):
             limit: int = getattr(self, option)

@@ -51,10 +51,13 @@ class SamplingDefaults:
         """Return the parameters of a request with the defaults of those that it leaves out.
 
         Args:
-            given: the request's parameters, of which null is the same as none.
+            given: the request's parameters, of which null is the same as none. Beams are not
+                sampled, so only ``max_tokens`` has a default with them.
             max_output_tokens: the largest value of ``max_tokens`` that a request may have.
         """
         values = self.values(max_output_tokens)
+        if given.get("beam_width") not in (None, 1) or given.get("use_beam_search"):
+            values = {name: values[name] for name in ("max_tokens",) if name in values}
         return values | {
             name: value for name, value in given.items() if value is not None or name not in values
         }

@@ -7,6 +7,12 @@ from dataclasses import dataclass, fields
 from functools import partial, wraps
 from typing import Any
 
+from paged_backend.values.beams import (
+    MAX_BEAM_WIDTH,
+    MAX_LENGTH_PENALTY,
+    check_beams,
+    read_beams,
+)
 from paged_backend.values.errors import InvalidRequest
 from paged_backend.values.neutral_values import SAMPLING, Neutral, without_neutral
 from paged_backend.values.structured_outputs import StructuredOutputsParams, take_from
@@ -31,6 +37,10 @@ MAX_WORD_LENGTH = 64  # characters, or tokens
 MAX_ALLOWED_TOKEN_IDS = 2**18
 INT32_MAX = 2**31 - 1
 _NO_SEED = -1  # vLLM's
+_BEAM_NAMES = {
+    *("beam_width", "use_beam_search", "num_return_sequences"),
+    *("length_penalty", "early_stopping"),
+}
 
 _TOKEN_ID = Rule(int, 0, INT32_MAX)
 _BIAS = Rule(float, -100, 100)
@@ -53,6 +63,8 @@ def _read_other_names(cls: type[SamplingParams]) -> type[SamplingParams]:
     def read(self: SamplingParams, /, **values: Any) -> None:
         if any(value is None for value in values.values()):  # null stands for the default
             values = {k: v for k, v in values.items() if v is not None or k not in required}
+        if not _BEAM_NAMES.isdisjoint(values):
+            values = read_beams(values)
         if not values.keys() <= own.keys():
             values = _without_other_names(values)
         elif values.get("structured_outputs") is not None:
@@ -92,6 +104,15 @@ class SamplingParams:
     """
 
     n: int = checked(1, Rule(int, 1, MAX_N), "answers to one prompt")
+    beam_width: int = checked(
+        1, Rule(int, 1, MAX_BEAM_WIDTH), "beams of a beam search; 1 searches not, but samples"
+    )
+    length_penalty: float = checked(
+        1.0,
+        Rule(float, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+        "beams are compared by the sum of logprobs / length ** length_penalty",
+    )
+    early_stopping: bool | str = False  # True, False or "never", as in transformers
     temperature: float = checked(1.0, Rule(float, 0, 100), "0 is greedy")
     top_k: int = checked(0, Rule(int, -1, INT32_MAX), "keep the k likeliest; 0 or -1 keeps all")
     top_p: float = checked(1.0, Rule(float, high=1, above=0), "keep the likeliest mass p")
@@ -150,6 +171,7 @@ class SamplingParams:
         for name, read in _LISTS.items():
             object.__setattr__(self, name, read(name, getattr(self, name)))
         check_fields(self, InvalidRequest)
+        check_beams(self.beam_width, self.n, self.length_penalty, self.early_stopping)
         if self.return_context_logits and self.prompt_logprobs is None:
             object.__setattr__(self, "prompt_logprobs", 0)
         if (self.return_context_logits or self.return_generation_logits) and self.logprobs is None:

@@ -75,7 +75,7 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(gateway, request_):
             "the engine does not speculate (speculative_config)",
         ),
         (chat(prediction={"type": "x"}), "prediction.type", "must be"),
-        (text(use_beam_search=True), "use_beam_search", "is not supported yet"),
+        (text(beam_width=17), "beam_width", "less than or equal to 16"),
         (text(guided_json={"not": {}}), "guided_json", "not"),
         (text(prompt=[]), "prompt", "must be a text, token ids, or a list of either"),
         (text(prompt=["x", [1]]), "prompt", "must be a text, token ids, or a list of either"),

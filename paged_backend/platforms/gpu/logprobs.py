@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.logprobs import LogprobsSpec, rows, rows_with_logits
+from paged_backend.values.beams import MAX_CANDIDATES
 from paged_backend.values.outputs import TokenLogprobs
 from paged_backend.values.sampling_params import MAX_LOGPROBS
 
@@ -31,8 +32,10 @@ class DeviceLogprobs:
         self._specs = specs
         wanted = transfer.send(np.array([spec.num_top for spec in specs], np.int32))
         all_rows = torch.arange(len(specs), dtype=torch.int32, device=logits.device)
-        # The width is constant, so that one kernel is compiled, during warm-up.
-        result = logprobs(logits, all_rows, token_ids, wanted, MAX_LOGPROBS)
+        # Two widths at most, so that few kernels are compiled: during warm-up, and for many beams.
+        is_wide = any(spec.num_top > MAX_LOGPROBS for spec in specs)
+        width = MAX_CANDIDATES if is_wide else MAX_LOGPROBS
+        result = logprobs(logits, all_rows, token_ids, wanted, width)
         columns = result.sampled, result.ranks, result.top_tokens, result.top
         self._arrivals = [transfer.receive(column) for column in columns]
         with_logits = transfer.send(np.array(rows_with_logits(specs), np.int64))

@@ -185,7 +185,7 @@ class RequestParser:
             call_id=task.call_id,
             cache_hit_threshold=own.cache_hit_threshold,
             speculate=own.speculate,
-            predicted_token_ids=self._predicted(own),
+            predicted_token_ids=self._predicted(own, params),
             lora_name=lora_name,
         )
         parsed = ParsedRequest(
@@ -199,12 +199,14 @@ class RequestParser:
             new_reader=partial(self._tool_use.reader, tools, prompt),
         )
 
-    def _predicted(self, own: RequestOptions) -> list[int]:
+    def _predicted(self, own: RequestOptions, params: SamplingParams) -> list[int]:
         """Return the tokens of a prediction, as many as an answer may have."""
         if not own.prediction:
             return []
         if not own.speculate:
             raise InvalidRequest("prediction", "cannot be used with speculate: false")
+        if params.beam_width > 1:
+            raise InvalidRequest("prediction", "cannot be used with beam search")
         if not self.limits.speculates:
             problem = "cannot be used: the engine does not speculate (speculative_config)"
             raise InvalidRequest("prediction", problem)
@@ -236,6 +238,8 @@ class RequestParser:
         """
         if constraint is None or self._grammars is None:
             return ""
+        if params.beam_width > 1:
+            raise InvalidRequest("beam_width", "must be 1 with tools or a limit of reasoning")
         if params.min_tokens > 0:
             raise InvalidRequest("min_tokens", "must be 0: tools decide where the answer may end")
         check_may_wait()

@@ -37,6 +37,7 @@ class LimitOptions:
         "maximum value of max_tokens; default: max_model_len",
     )
     max_n: int = checked(64, Rule(int, 1, 64), "maximum value of n")
+    max_beam_width: int = checked(8, Rule(int, 1, 16), "maximum value of beam_width")
     max_stop_strings: int = checked(16, Rule(int, 0, 256), "maximum number of stop strings")
     max_stop_length: int = checked(256, Rule(int, 1, 256), "maximum characters per stop string")
     max_logit_bias: int = checked(

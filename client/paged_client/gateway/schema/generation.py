@@ -14,6 +14,7 @@ from paged_client.gateway.schema.chat_messages import MAX_PARTS
 from paged_client.gateway.schema.prompts import AllowedIds, TokenId
 
 MAX_N = 64
+MAX_BEAM_WIDTH = 16
 MAX_STOP_STRINGS = 256  # the engine's option max_stop_strings is 16 by default
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
@@ -112,6 +113,10 @@ class GenerateParams(SamplingParams):
     """Parameters of sampling that chats and completions have in common."""
 
     n: int | None = Field(None, ge=1, le=MAX_N)
+    beam_width: int | None = Field(None, ge=1, le=MAX_BEAM_WIDTH)
+    use_beam_search: bool | None = Field(None, description="with n as the width")
+    length_penalty: float | None = Field(None, ge=-4, le=4)
+    early_stopping: bool | Literal["never"] | None = None
     stop: StopStrings | None = None
     stop_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
