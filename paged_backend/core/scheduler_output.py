@@ -128,8 +128,8 @@ class TokenMasks(NamedTuple):
     """The tokens that are allowed for some of the samples of a step."""
 
     indices: list[int]  # indices of the samples, in the order of the step
-    # For each of them ceil(vocab_size / 32) little-endian words of 32 bits: bit t % 32 of word
-    # t // 32 is set if token t is allowed.
+    # For each of them the same number of little-endian words of 32 bits, at least
+    # ceil(vocab_size / 32): bit t % 32 of word t // 32 is set if token t is allowed.
     bits: bytes
 
 

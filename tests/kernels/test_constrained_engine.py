@@ -30,7 +30,7 @@ from paged_backend.grammar.compiler import LlguidanceCompiler  # noqa: E402
 # Rows of padding hold whatever was in memory, and NumPy warns of what is computed with it.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
-VOCAB_SIZE = 301  # more than the tokenizer has
+VOCAB_SIZE = 320  # more than the tokenizer has; llguidance adds a word to masks of n * 32 tokens
 SCHEMA = {
     "type": "object",
     "properties": {"kind": {"enum": ["class", "module"]}, "score": {"type": "integer"}},

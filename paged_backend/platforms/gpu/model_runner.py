@@ -428,7 +428,8 @@ class GpuModelRunner:
 
     def _apply_masks(self, logits: Tensor, masks: TokenMasks) -> None:
         rows = np.array(masks.indices, np.int32)
-        words = np.frombuffer(masks.bits, "<i4").reshape(len(rows), -1).copy()
+        num_words = -(-self._model.config.vocab_size // 32)
+        words = np.frombuffer(masks.bits, "<i4").reshape(len(rows), -1)[:, :num_words].copy()
         apply_token_masks(logits, self._transfer.send(rows), self._transfer.send(words))
 
     def _prompt_logprobs(
