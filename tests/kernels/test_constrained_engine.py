@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from checkpoints import make_checkpoint
 from oracle import EOS, make_engine
 
+from paged_backend.core.grammar_budget import StepTime
 from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
@@ -60,6 +62,8 @@ ASKED: list[tuple[dict[str, object] | None, dict[str, object]]] = [
     ),
     # Penalties count forced tokens.
     ({"regex": "(a[bc]deaf|abab){4}"}, {"temperature": 0, "frequency_penalty": 1.5}),
+    # They do not count tokens that were dropped: most of them are sampled again.
+    ({"regex": "(?s:.)*"}, {"temperature": 0, "frequency_penalty": 2.0, "presence_penalty": 2.0}),
 ]
 
 
@@ -140,14 +144,17 @@ def expected(folder: Path) -> Answers:
     return found
 
 
-@pytest.mark.parametrize("steps", ["ahead", "padded", "drafted"])
+@pytest.mark.parametrize("steps", ["ahead", "padded", "drafted", "late"])
 def test_constrained_answers_equal_those_of_the_cpu(folder, expected, monkeypatch, steps):
-    """With steps scheduled ahead, padded to the shapes of graphs, and with drafts."""
+    """With steps scheduled ahead, padded to the shapes of graphs, with drafts, with late masks."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, object] = {"async_scheduling": steps != "padded"}
     if steps == "drafted":
         monkeypatch.setattr(StepCosts, "token_s", 0.0)  # verify each guess
         options["speculative_config"] = {"method": "suffix"}
+    if steps == "late":  # another thread computes a mask, and what was sampled is dropped
+        left = itertools.cycle([True, True, False])
+        monkeypatch.setattr(StepTime, "is_left", property(lambda _: next(left)))
     engine = constrained_engine(folder, device, **options)
     runner = engine.executor.model_runner
     assert isinstance(runner, GpuModelRunner)
