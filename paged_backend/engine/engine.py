@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,7 +128,10 @@ class Engine:
         # After `step`.
         self._max_in_flight = int(steps.async_scheduling)
         self.adapters = Adapters(
-            executor.adapters, config.num_adapters_in_memory, self._adapters_in_use
+            executor.adapters,
+            config.num_adapters_in_memory,
+            # Not a method of this engine, which a cycle of references would keep alive.
+            partial(_adapters_in_use, self.scheduler, self._compiling),
         )
         for name, folder in (config.lora_modules or {}).items():
             self.adapters.load(name, Path(folder))
@@ -253,10 +257,6 @@ class Engine:
         """Whether there is nothing to do but to wait for other threads."""
         return not (self.scheduler.has_unfinished or self._in_flight)
 
-    def _adapters_in_use(self) -> set[str]:
-        compiling = {waiting.request.adapter for waiting in self._compiling}
-        return self.scheduler.sequences.adapters | compiling
-
     def _add_compiled(self) -> list[SequenceOutput]:
         """Queue the requests whose grammars are compiled; returns outputs of those that failed."""
         if not self._compiling:
@@ -316,6 +316,11 @@ def _last_outputs(
         for index, tokens in enumerate(tokens_of_each)
         if tokens is not None
     ]
+
+
+def _adapters_in_use(scheduler: Scheduler, compiling: CompilingRequests) -> set[str]:
+    """Return the digests of the adapters of unfinished requests."""
+    return scheduler.sequences.adapters | {waiting.request.adapter for waiting in compiling}
 
 
 @contextmanager

@@ -91,7 +91,9 @@ def test_the_secret_comes_from_a_private_file_or_the_environment(tmp_path: Path)
 def test_ranks_do_not_get_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGED_CLUSTER_KEY", "k" * 32)
     process = _start(tmp_path, 1)
-    environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    file = Path(f"/proc/{process.pid}/environ")
+    while not (environment := file.read_bytes()):  # the new program is not set up yet
+        assert process.poll() is None
     process.kill()
     process.wait()
     assert b"PATH=" in environment and b"PAGED_CLUSTER_KEY" not in environment

@@ -29,7 +29,7 @@ class CpuLowRank:
 
     def __init__(self, spec: LinearSpec, num_slots: int) -> None:
         self._part_sizes = torch.tensor(list(spec.parts.values()))
-        # For each slot and part: the addresses of a and of b transposed, and the rank.
+        # For each slot and part: the addresses of a and b, both transposed, and the rank.
         self._table = torch.zeros(num_slots, len(spec.parts), 3, dtype=torch.int64)
         self._weights: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_slots)]
         _kernel()
@@ -40,7 +40,7 @@ class CpuLowRank:
         self._weights[slot] = []
         for row, part in zip(self._table[slot], parts, strict=True):
             if part is not None:
-                weights = part.a.float().contiguous(), part.b.float().t().contiguous()
+                weights = part.a.float().t().contiguous(), part.b.float().t().contiguous()
                 self._weights[slot].append(weights)
                 places = [weight.data_ptr() for weight in weights]
                 row.copy_(torch.tensor([*places, len(part.a)]))
@@ -69,13 +69,15 @@ def _add_low_rank(arguments: Any) -> None:
             column = 0
             for part in range(num_parts):
                 size, rank = part_sizes[part], table[part, 2]
-                a, b = floats(table[part, 0], (rank, inputs)), floats(table[part, 1], (rank, size))
+                a, b = floats(table[part, 0], (inputs, rank)), floats(table[part, 1], (rank, size))
+                # The inner loops are over independent sums, which processors compute side by side.
+                totals = np.zeros(rank, np.float32)
+                for k in range(inputs):
+                    for i in range(rank):
+                        totals[i] += x[row, k] * a[k, i]
                 for i in range(rank):
-                    total = np.float32(0.0)
-                    for k in range(inputs):
-                        total += x[row, k] * a[i, k]
                     for k in range(size):
-                        out[row, column + k] += total * b[i, k]
+                        out[row, column + k] += totals[i] * b[i, k]
                 column += size
         start, end = claim_rows(arguments, rows)
 
