@@ -108,6 +108,7 @@ _NOT_NAME = st.one_of(st.integers(), st.booleans(), _CONTAINERS, st.just(_LONG_N
 # What each sampling field does not take, written without a look at the code that checks it.
 WRONG: dict[str, SearchStrategy[Any]] = {
     "n": _not_integer(1, 64),
+    "beam_width": _not_integer(1, 8),
     "top_k": _not_integer(-1, 2**31 - 1),
     "seed": _not_integer(-1, 2**64 - 1),  # -1 is none
     "max_tokens": _not_integer(1, 2048),
@@ -134,7 +135,7 @@ WRONG: dict[str, SearchStrategy[Any]] = {
     "logit_bias": _NOT_BIASES,
     "cache_salt": _NOT_NAME,
     "tenant": _NOT_NAME,
-    **{name: st.just(2) for name in ("guided_json", "tools", "best_of", "beam_width")},
+    **{name: st.just(2) for name in ("guided_json", "tools", "best_of")},
     **{name: st.just(1) for name in ("temprature", MARK, "__class__", "request_id")},
 }
 # Over HTTP and as a parameter of gRPC a field can be a scalar, unless Triton gives it a meaning.
