@@ -150,7 +150,7 @@ class BeamSearch:
 def num_candidates(width: int, num_end_tokens: int) -> int:
     """Return the number of continuations of which the best become the next beams.
 
-    They are so many that enough of them do not end with an end token.
+    At least `width` of them do not end with an end token.
     """
     return max(2, 1 + num_end_tokens) * width
 

@@ -20,7 +20,7 @@ class SampleSpec(NamedTuple):
     position: int  # position of the token to sample, counted from the first token of the prompt
     num_prompt_tokens: int
     token_ids: list[int]  # read-only: prompt and output so far, possibly with later tokens
-    num_candidates: int = 0  # for a beam: how many of the likeliest tokens are returned
+    num_candidates: int = 0  # number of likeliest tokens to return for a beam; 0: none
 
     @property
     def num_output_tokens(self) -> int:

@@ -27,7 +27,7 @@ class NewSequence(NamedTuple):
     seed: int  # 64 bits
     num_prompt_tokens: int
     token_ids: list[int]  # all tokens that are known
-    num_candidates: int = 0  # for a beam: how many of the likeliest tokens each sample returns
+    num_candidates: int = 0  # number of likeliest tokens to return for a beam; 0: none
     adapter: str = ""  # the digest of its LoRA adapter; empty: none
 
 

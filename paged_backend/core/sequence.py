@@ -87,7 +87,7 @@ class Sequence:
         self.num_computed_tokens = 0  # tokens of steps in flight included
         self.num_output_placeholders = 0  # trailing tokens that are not known yet
         self.num_draft_tokens = 0  # drafts of the step in flight
-        # For a beam: how many of the likeliest next tokens each step returns; 0 without beams.
+        # Number of likeliest next tokens that each step returns for a beam; 0 without beams.
         self.num_candidates = 0
         # Set at the first admission; the previous engine counted a resumed sequence.
         self.num_cached_tokens: int | None = 0 if resumed else None
@@ -191,7 +191,7 @@ class Sequence:
 
     @property
     def awaits_beams(self) -> bool:
-        """Whether it is a beam with candidates that are not yet compared with the other beams'."""
+        """Whether this beam waits until the candidates of all beams are compared."""
         return self.num_candidates > 0 and self.num_output_placeholders > 0
 
     @property

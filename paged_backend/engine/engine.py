@@ -254,7 +254,7 @@ class Engine:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether there is nothing to do but to wait for other threads."""
+        """Whether only other threads have work."""
         return not (self.scheduler.has_unfinished or self._in_flight)
 
     def _add_compiled(self) -> list[SequenceOutput]:

@@ -114,7 +114,7 @@ class _Product(NamedTuple):
     row_scales: Any  # [rows]
     panels: Any  # address of the weight
     scales: Any  # [columns]
-    is_scaled: Any  # False: sums are stored as int32, and there are no scales
+    is_scaled: Any  # whether sums are scaled; if not, they are stored as int32
     corrections: Any  # [columns], what offsets of the values add to sums
     out: Any  # [rows, columns]
     depth: Any

@@ -80,8 +80,7 @@ class DeviceSampler:
         # earlier sequence left, which is never read. The padding row stays zero: padded samples
         # have -1 in `SampleRows.row_or_none`, so no kernel reads or changes counts for them.
         self._counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
-        # The token of the padding row, and of one with drafts, is arbitrary; no placeholder refers
-        # to it.
+        # The tokens of the padding row and of rows with drafts are arbitrary, and never read.
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
