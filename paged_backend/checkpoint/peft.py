@@ -95,9 +95,7 @@ def read_adapter(folder: Path, sizes: Mapping[str, ModuleSizes], max_rank: int) 
     if not file.exists():
         problem = f"{file} is missing"
         if (folder / PICKLED).exists():
-            problem += (
-                f"; pickled files such as {PICKLED} are not read: save with safe_serialization"
-            )
+            problem += f"; {PICKLED} is pickled, and is not read: save it with safe_serialization"
         raise ConfigError(problem)
     modules: dict[str, LowRank] = {}
     with open_tensors(file) as tensors:
