@@ -58,10 +58,10 @@ class ModuleSizes(NamedTuple):
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds to the weight of one module: b @ a."""
+    """What an adapter adds to the output of one module for rows `x`: x @ a @ b."""
 
-    a: Tensor  # [rank, inputs] float32
-    b: Tensor  # [outputs, rank] float32, times the scale
+    a: Tensor  # [inputs, rank] float32, contiguous
+    b: Tensor  # [rank, outputs] float32, contiguous, times the scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _read_module(
         tensor = tensors.get_tensor(name)
         if tensor.dtype not in _DTYPES:
             raise ConfigError(f"{file}: {name} must be in float32, float16 or bfloat16")
-        weights.append(tensor.float().contiguous())
+        weights.append(tensor.float().t().contiguous())
     a, b = weights
     return LowRank(a, b * config.scale_of(module))
 

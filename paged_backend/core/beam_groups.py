@@ -53,7 +53,6 @@ class BeamGroups:
     def _continue(self, group: BeamGroup, children: list[Child]) -> None:
         """Give each child a sequence: its parent's, or that of a beam that was not continued."""
         parents = group.live
-        token_ids = [beam.token_ids[: beam.num_known_tokens] for beam in parents]
         heirs = {child.parent: place for place, child in reversed(list(enumerate(children)))}
         kept = {parents[parent] for parent in heirs}
         unused = [beam for beam in group.sequences if beam not in kept]
@@ -66,8 +65,10 @@ class BeamGroups:
             if heirs[parent] != place:
                 beam = self._fork(parents[parent], unused.pop(0))
             group.live.append(beam)
-        for beam, (parent, token_id) in zip(group.live, children, strict=True):
-            beam.continue_from([*token_ids[parent], token_id])
+        # A heir is the first child of its parent, so the copies are made before it goes on.
+        for beam, child in reversed(list(zip(group.live, children, strict=True))):
+            beam.continue_from(parents[child.parent], child.token_id)
+        for beam in group.live:
             if beam.status is SequenceStatus.WAITING:
                 self._sequences.waiting.add(beam)
 

@@ -159,12 +159,17 @@ class Sequence:
         self.num_output_placeholders = self.num_draft_tokens = 0
         self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids) - 1)
 
-    def continue_from(self, token_ids: list[int]) -> None:
-        """Replace all tokens, as a beam that continues another one; there is no placeholder then.
+    def continue_from(self, parent: Sequence, token_id: int) -> None:
+        """Continue another beam, or this one, with a token; there is no placeholder then.
 
         The tokens that have K and V in the cache must stay the same.
         """
-        self.token_ids = token_ids
+        known = parent.num_known_tokens
+        if parent is self:
+            del self.token_ids[known:]
+        else:
+            self.token_ids = parent.token_ids[:known]
+        self.token_ids.append(token_id)
         self.num_output_placeholders = 0
 
     def drop_samples(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from paged_backend.checkpoint.peft import Adapter, LowRank, ModuleSizes, read_adapter
@@ -43,15 +44,23 @@ class AdapterSlots:
         }
 
     def read(self, folder: Path) -> Adapter:
-        """Read and check an adapter, on any thread."""
-        return read_adapter(folder, self.sizes, self._max_rank)
+        """Read and check an adapter on any thread, so that `put` has little to do."""
+        adapter = read_adapter(folder, self.sizes, self._max_rank)
+        ordered = {
+            spec.full_name(part): weights
+            for spec, _ in self._layers
+            for part in spec.parts
+            if (weights := _ordered(adapter, spec, part)) is not None
+        }
+        return replace(adapter, modules=ordered)
 
     def put(self, adapter: object) -> None:
         """Put an adapter that was read into a free slot, between two steps."""
         assert isinstance(adapter, Adapter)
         slot = self._free.pop()
         for spec, product in self._layers:
-            product.set(slot, [_ordered(adapter, spec, part) for part in spec.parts])
+            names = map(spec.full_name, spec.parts)
+            product.set(slot, [adapter.modules.get(name) for name in names])
         self.context.slots_by_adapter[adapter.digest] = slot
 
     def drop(self, digest: str) -> None:
@@ -67,4 +76,4 @@ def _ordered(adapter: Adapter, spec: LinearSpec, part: str) -> LowRank | None:
     weights, order = adapter.modules.get(spec.full_name(part)), spec.row_order.get(part)
     if weights is None or order is None:
         return weights
-    return weights._replace(b=weights.b[order.to(weights.b.device)])
+    return weights._replace(b=weights.b[:, order.to(weights.b.device)].contiguous())

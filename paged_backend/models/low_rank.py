@@ -24,7 +24,7 @@ class LowRankProduct(Protocol):
         ...
 
     def add_to(self, out: Tensor, x: Tensor, slots: Tensor) -> None:
-        """Add b @ (a @ row) of each row's adapter to `out` [rows, outputs] in place.
+        """Add row @ a @ b of each row's adapter to `out` [rows, outputs] in place.
 
         The result of a row does not depend on the other rows.
 

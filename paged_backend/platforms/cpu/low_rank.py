@@ -29,9 +29,9 @@ class CpuLowRank:
 
     def __init__(self, spec: LinearSpec, num_slots: int) -> None:
         self._part_sizes = torch.tensor(list(spec.parts.values()))
-        # For each slot and part: the addresses of a and b, both transposed, and the rank.
+        # For each slot and part: the addresses of a and b, and the rank.
         self._table = torch.zeros(num_slots, len(spec.parts), 3, dtype=torch.int64)
-        self._weights: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_slots)]
+        self._weights: list[list[LowRank]] = [[] for _ in range(num_slots)]
         _kernel()
 
     def set(self, slot: int, parts: Sequence[LowRank | None]) -> None:
@@ -40,10 +40,8 @@ class CpuLowRank:
         self._weights[slot] = []
         for row, part in zip(self._table[slot], parts, strict=True):
             if part is not None:
-                weights = part.a.float().t().contiguous(), part.b.float().t().contiguous()
-                self._weights[slot].append(weights)
-                places = [weight.data_ptr() for weight in weights]
-                row.copy_(torch.tensor([*places, len(part.a)]))
+                self._weights[slot].append(part)
+                row.copy_(torch.tensor([part.a.data_ptr(), part.b.data_ptr(), len(part.b)]))
 
     def add_to(self, out: Tensor, x: Tensor, slots: Tensor) -> None:
         """Add the product of each row; see `LowRankProduct.add_to`."""
