@@ -72,6 +72,16 @@ DEPENDENT = (
     "_sample_kernel",
     "_dense_kernel",
     "_gated_kernel",
+    "matmul_kernel",
+    "_add_splits_kernel",
+    "_block_scaled_matmul_kernel",
+    "_packed_matmul_kernel",
+    "_quantize_rows_kernel",
+    "_choose_experts_kernel",
+    "_sort_pairs_kernel",
+    "_gate_up_kernel",
+    "_down_kernel",
+    "_add_experts_kernel",
 )
 """Kernels of each layer, and the last of a step: they are set up while the one before runs."""
 

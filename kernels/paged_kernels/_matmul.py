@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
+from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.tuning import MatmulConfig, matmul_splits
@@ -171,8 +173,10 @@ def matmul_kernel(
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: one tile, all splits of K or one. Products of int8 are added in int32."""
+    wait_for_launch_before(DEPENDENT)
     SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
     first_row, first_feature = first_of_tile(rows, N, ROWS, FEATURES)
     x_ptr += first_row.to(tl.int64) * K
@@ -202,8 +206,10 @@ def _add_splits_kernel(
     N: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: a part of one row."""
+    wait_for_launch_before(DEPENDENT)
     TILES: tl.constexpr = triton.cdiv(N, TILE)
     row = (tl.program_id(0) // TILES).to(tl.int64)
     first = tl.program_id(0) % TILES * TILE
@@ -250,7 +256,7 @@ def launch_matmul(
     Args:
         kernel: called with `x`, the operands, an output, the epilogue's tensors and the number of
             rows; its constants are N, K, SPLIT_SIZE, SPLITS (splits that one program computes),
-            PARTIAL, ROWS, FEATURES and `constants`.
+            PARTIAL, ROWS, FEATURES, DEPENDENT and `constants`.
         x: [rows, K].
         operands: the weights and what belongs to them.
         num_features: N.
@@ -270,6 +276,7 @@ def launch_matmul(
     if partial:
         target = torch.empty((splits, *out.shape), dtype=sum_dtype, device=x.device)
         rest = Epilogue()
+    dependent = dependent_launch(device_of("x", x))
     tiles = triton.cdiv(rows, config.rows) * triton.cdiv(num_features, config.features)
     kernel[(tiles, splits if partial else 1)](
         x,
@@ -288,6 +295,7 @@ def launch_matmul(
         FEATURES=config.features,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **dependent,
         **constants,
     )
     if partial:
@@ -302,5 +310,6 @@ def launch_matmul(
             SPLITS=splits,
             TILE=_SUM_TILE,
             num_warps=_SUM_WARPS,
+            **dependent,
         )
     return out

@@ -19,6 +19,7 @@ from paged_kernels._matmul import (
     load_tile,
     store_tile,
 )
+from paged_kernels.dependent_launch import wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
@@ -149,8 +150,10 @@ def _packed_matmul_kernel(
     BLOCK_K: tl.constexpr,
     BITS: tl.constexpr,
     FLOAT8: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: one tile, all splits of K or one."""
+    wait_for_launch_before(DEPENDENT)
     first_row, first_feature = first_of_tile(rows, N, ROWS, FEATURES)
     x_ptr += first_row.to(tl.int64) * K
     PER_WORD: tl.constexpr = 32 // BITS

@@ -19,6 +19,7 @@ from paged_kernels._matmul import (
     load_tile,
     store_tile,
 )
+from paged_kernels.dependent_launch import wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import check_float8
 from paged_kernels.errors import check_tensor
@@ -90,8 +91,10 @@ def _block_scaled_matmul_kernel(
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: one tile, all splits of K or one. A tile's features share a block's scale."""
+    wait_for_launch_before(DEPENDENT)
     BLOCKS: tl.constexpr = triton.cdiv(K, BLOCK)
     first_row, first_feature = first_of_tile(rows, N, ROWS, FEATURES)
     x_ptr += first_row.to(tl.int64) * K

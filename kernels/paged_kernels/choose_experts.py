@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
@@ -31,8 +32,10 @@ def _choose_experts_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     RANKS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: some rows. The next largest logit is found `TOP_K` times."""
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     expert = tl.arange(0, COLUMNS)
     rank = tl.arange(0, RANKS)
@@ -95,7 +98,7 @@ def choose_experts(
         ArgumentError: an argument has the wrong shape, dtype, device, layout or value.
     """
     check_tensor("logits", logits, (None, None), MODEL_DTYPES, like=logits)
-    device_of("logits", logits)
+    device = device_of("logits", logits)
     rows, num_experts = logits.shape
     problem = f"must have from 1 to {MAX_EXPERTS} columns, got {num_experts}"
     check(1 <= num_experts <= MAX_EXPERTS, "logits", problem)
@@ -117,5 +120,6 @@ def choose_experts(
         COLUMNS=columns,
         RANKS=triton.next_power_of_2(top_k),
         num_warps=4,
+        **dependent_launch(device),
     )
     return ids, weights

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paged_kernels._activation import swiglu
 from paged_kernels._matmul import first_of_tile, load_factors, load_tile
+from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
@@ -53,8 +54,10 @@ def _sort_pairs_kernel(
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: the pairs of one expert, in their order."""
+    wait_for_launch_before(DEPENDENT)
     expert = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
     counts = tl.zeros([BINS], tl.int32)
@@ -125,8 +128,10 @@ def _gate_up_kernel(
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: one tile of the activation [num_pairs, N / 2]; gate and up are N features."""
+    wait_for_launch_before(DEPENDENT)
     first_row, first_feature = first_of_tile(num_tiles * ROWS, N, ROWS, FEATURES)
     if first_row >= tl.load(tile_experts_ptr + num_tiles) * ROWS:
         return
@@ -165,8 +170,10 @@ def _down_kernel(
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: one tile of the outputs of experts [num_pairs, N]."""
+    wait_for_launch_before(DEPENDENT)
     first_row, first_feature = first_of_tile(num_tiles * ROWS, N, ROWS, FEATURES)
     if first_row >= tl.load(tile_experts_ptr + num_tiles) * ROWS:
         return
@@ -187,9 +194,16 @@ def _down_kernel(
 
 @triton.jit
 def _add_experts_kernel(
-    outputs_ptr, weights_ptr, out_ptr, N: tl.constexpr, TOP_K: tl.constexpr, TILE: tl.constexpr
+    outputs_ptr,
+    weights_ptr,
+    out_ptr,
+    N: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: a part of one row."""
+    wait_for_launch_before(DEPENDENT)
     TILES: tl.constexpr = triton.cdiv(N, TILE)
     row = (tl.program_id(0) // TILES).to(tl.int64)
     columns = tl.program_id(0) % TILES * TILE + tl.arange(0, TILE)
@@ -243,7 +257,7 @@ def experts(
         ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
     check_tensor("x", x, (None, None), MODEL_DTYPES, like=x)
-    device_of("x", x)
+    dependent = dependent_launch(device_of("x", x))
     rows, hidden = x.shape
     check_tensor("gate_up", gate_up, (None, None, hidden), x.dtype, like=x)
     num_experts, both = gate_up.shape[:2]
@@ -275,7 +289,7 @@ def experts(
     _launch(_down_kernel, activated, down, down_bias, outputs, tiles, config)
     tile = min(triton.next_power_of_2(hidden), _SUM_TILE)
     _add_experts_kernel[(rows * triton.cdiv(hidden, tile),)](
-        outputs, expert_weights, out, N=hidden, TOP_K=top_k, TILE=tile, num_warps=4
+        outputs, expert_weights, out, N=hidden, TOP_K=top_k, TILE=tile, num_warps=4, **dependent
     )
     return out
 
@@ -298,6 +312,7 @@ def _sort_pairs(expert_ids: Tensor, num_experts: int, rows: int) -> _Tiles:
         ROWS=rows,
         BLOCK=_SORT_BLOCK,
         num_warps=4,
+        **dependent_launch(device_of("expert_ids", expert_ids)),
     )
     return _Tiles(pairs, tile_experts, count)
 
@@ -330,5 +345,6 @@ def _launch(
         BLOCK_K=64 if x.element_size() == 2 else 32,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **dependent_launch(device_of("x", x)),
         **constants,
     )

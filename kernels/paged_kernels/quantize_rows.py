@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paged_kernels._quantization import divided, scales_of, storable
+from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
@@ -45,8 +46,10 @@ def _quantize_rows_kernel(
     GROUP: tl.constexpr,
     LINES: tl.constexpr,
     TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: some groups of consecutive elements. One wider than a tile is read twice."""
+    wait_for_launch_before(DEPENDENT)
     dtype: tl.constexpr = values_ptr.dtype.element_ty
     groups = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
     columns = tl.arange(0, TILE)
@@ -92,7 +95,8 @@ def quantize_rows(
     """
     check_tensor("x", x, (None, None), MODEL_DTYPES, like=x)
     check(dtype in QUANTIZED_DTYPES, "dtype", f"must be float8_e4m3fn or int8, got {dtype}")
-    check_float8("dtype", dtype, device_of("x", x).arch)
+    device = device_of("x", x)
+    check_float8("dtype", dtype, device.arch)
     check(group_size == -1 or group_size > 0, "group_size", f"must be positive, got {group_size}")
     rows, width = x.shape
     check(width > 0, "x", "must have at least one column")
@@ -113,5 +117,6 @@ def quantize_rows(
             LINES=lines,
             TILE=tile,
             num_warps=min(max(lines * tile // 512, 1), 16),
+            **dependent_launch(device),
         )
     return values, scales[:, 0] if group_size == -1 else scales

@@ -179,14 +179,14 @@ def scaled_matmul_config(rows: int) -> MatmulConfig:
 def dense_matmul_config(rows: int) -> MatmulConfig:
     """Return the configuration for `rows` of 16-bit numbers, at most 64."""
     if rows <= 16:
-        return MatmulConfig(16, 64, num_warps=4, num_stages=5, split=True)
+        return MatmulConfig(16, 64, num_warps=4, num_stages=8, split=True)
     return MatmulConfig(64, 64, num_warps=4, num_stages=6, split=True)
 
 
 def gated_matmul_config(rows: int) -> MatmulConfig:
     """Return the configuration for `rows` of 16-bit numbers, at most 64, and their activation."""
     if rows <= 16:
-        return MatmulConfig(16, 128, num_warps=8, num_stages=3, split=False)
+        return MatmulConfig(16, 64, num_warps=4, num_stages=5, split=False)
     return MatmulConfig(64, 128, num_warps=4, num_stages=3, split=False)
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.engine.engine import Engine
-from paged_backend.platforms.gpu import step_inputs
+from paged_backend.platforms.gpu import model_runner, step_inputs
 from paged_backend.platforms.gpu.batch import Staging
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
@@ -448,7 +448,8 @@ def test_only_steps_whose_logits_a_request_changes_are_sampled_again(oracle, mon
 
 def test_steps_of_decodes_use_smaller_buffers_than_prompts(oracle, monkeypatch):
     """Decodes have buffers without room for a prompt; both kinds of steps take turns."""
-    monkeypatch.setattr(step_inputs, "captured_shapes", lambda *_: [StepShape.decodes(4)])
+    for module in (step_inputs, model_runner):  # a device captures these shapes, too
+        monkeypatch.setattr(module, "captured_shapes", lambda *_: [StepShape.decodes(4)])
     engine = engine_for(oracle, max_num_batched_tokens=2048)
     sent = []
     send = Staging.send
