@@ -73,7 +73,7 @@ def test_the_oracle_equals_peft(oracle):
 def test_graphs_with_padded_shapes_and_prefix_hits(oracle):
     """A step without adapters replays graphs without the kernels of adapters."""
     engine = engine_for(oracle, async_scheduling=True, max_num_batched_tokens=32)
-    shapes = [StepShape.decodes(4), StepShape.mixed(0, 32), StepShape.mixed(4, 32)]
+    shapes = [StepShape.decodes(4), StepShape(32, 4, 4, 0), StepShape(24, 4, 4, 2)]
     replayed = add_graphs(engine, *shapes)
     work = oracle.requests(4, 20, 3)
     outputs = run_requests(engine, work)
