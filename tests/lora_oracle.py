@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,22 +75,27 @@ class LoraOracle:
     def requests(self, count: int, length: int, max_tokens: int, seed: int = 0) -> list[Request]:
         """Greedy requests of the base model and of all adapters in turns."""
         names = list(self.models)
-        return [
-            Request(
-                str(index),
-                prompt[:length],
-                SamplingParams(temperature=0, max_tokens=min(limit, max_tokens)),
-                lora_name=names[index % len(names)],
-            )
-            for index, (prompt, limit) in enumerate(mixed_work(count, seed))
-        ]
+        requests = []
+        for index, (prompt, limit) in enumerate(mixed_work(count, seed)):
+            params = SamplingParams(temperature=0, max_tokens=min(limit, max_tokens))
+            request = Request(str(index), prompt[:length], params)
+            requests.append(self.with_adapter(request, names[index % len(names)]))
+        return requests
+
+    def with_adapter(self, request: Request, name: str) -> Request:
+        """Return a request for another adapter, or for the base model if the name is empty."""
+        return replace(request, lora_name=name)
+
+    def model_of(self, request: Request) -> Oracle:
+        """Return the model with the request's adapter."""
+        return self.models[request.lora_name]
 
     def confirm(self, requests: Sequence[Request], outputs: Outputs) -> None:
         """Check that each token is the likeliest of the model with the request's adapter."""
         for request in requests:
-            answer = tokens_of(outputs[request.request_id])
+            answer = answer_of(outputs[request.request_id])
             work = [(request.prompt_token_ids, request.params.max_tokens)]
-            self.models[request.lora_name].confirm(work, [answer])
+            self.model_of(request).confirm(work, [answer])
 
 
 def run_requests(engine: Engine, requests: Sequence[Request]) -> dict[str, list[SequenceOutput]]:
@@ -104,7 +110,7 @@ def run_requests(engine: Engine, requests: Sequence[Request]) -> dict[str, list[
     return outputs
 
 
-def tokens_of(outputs: Sequence[SequenceOutput]) -> list[int]:
+def answer_of(outputs: Sequence[SequenceOutput]) -> list[int]:
     """The tokens of a request."""
     return [token for output in outputs for token in output.new_token_ids]
 

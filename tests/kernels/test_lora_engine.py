@@ -1,4 +1,7 @@
-"""LoRA adapters on the Triton kernels: the same tokens as peft, in float32."""
+"""LoRA adapters on the Triton kernels: the tokens of models with merged weights, in float32.
+
+`tests/models/test_lora_oracle.py` compares these models with peft.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lora_oracle import LoraOracle, lora_options, run_requests, tokens_of
+from lora_oracle import LoraOracle, answer_of, lora_options, run_requests
 from oracle import make_engine
 
 from paged_backend import ConfigError
@@ -17,11 +20,7 @@ from paged_backend.platforms.gpu.low_rank import TritonLowRank
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 
 # Rows of padding hold whatever was in memory, and NumPy warns of what is computed with it.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
-    # peft uses a deprecated property of transformers.
-    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +57,6 @@ def add_graphs(engine: Engine, *shapes: StepShape) -> list[StepShape]:
     return replayed
 
 
-def test_the_oracle_equals_peft(oracle):
-    peft = pytest.importorskip("peft")
-    tokens = torch.tensor([[3, 50, 120, 7, 66]])
-    for name, folder in oracle.modules.items():
-        model = peft.PeftModel.from_pretrained(oracle.models[""].model, folder)
-        with torch.inference_mode():
-            assert torch.allclose(
-                model(tokens).logits, oracle.models[name].model(tokens).logits, atol=1e-4
-            )
-        model.unload()
-
-
 def test_graphs_with_padded_shapes_and_prefix_hits(oracle):
     """A step without adapters replays graphs without the kernels of adapters."""
     engine = engine_for(oracle, async_scheduling=True, max_num_batched_tokens=32)
@@ -80,7 +67,7 @@ def test_graphs_with_padded_shapes_and_prefix_hits(oracle):
     oracle.confirm(work, outputs)
     assert set(replayed) >= {replace(shape, has_adapters=True) for shape in shapes[:2]}
     with pytest.raises(AssertionError):
-        oracle.confirm([replace(work[1], lora_name="")], outputs)
+        oracle.confirm([oracle.with_adapter(work[1], "")], outputs)
     replayed.clear()
     again = [replace(work[number], request_id=f"again {number}") for number in (0, 3)]
     for one in again:
@@ -106,7 +93,8 @@ def test_a_prompt_shares_no_block_with_another_adapter(oracle):
     for number, (name, expected) in enumerate(
         [("", 0), ("adapter-0", 0), ("adapter-1", 0), ("adapter-0", 16)]
     ):
-        one = replace(request, request_id=str(number), prompt_token_ids=prompt, lora_name=name)
+        one = replace(request, request_id=str(number), prompt_token_ids=prompt)
+        one = oracle.with_adapter(one, name)
         outputs = run_requests(engine, [one])
         oracle.confirm([one], outputs)
         assert outputs[one.request_id][-1].num_cached_tokens == expected
@@ -139,8 +127,8 @@ def test_most_tokens_in_bfloat16_equal_float32(oracle):
     """Tokens may differ where two are almost as likely."""
     work = oracle.requests(4, 16, 2)
     outputs = run_requests(engine_for(oracle, dtype="bfloat16"), work)
-    firsts = [tokens_of(outputs[one.request_id])[0] for one in work]
-    wanted = [oracle.models[one.lora_name].generate(one.prompt_token_ids, 1)[0] for one in work]
+    firsts = [answer_of(outputs[one.request_id])[0] for one in work]
+    wanted = [oracle.model_of(one).generate(one.prompt_token_ids, 1)[0] for one in work]
     assert sum(a == b for a, b in zip(firsts, wanted, strict=True)) >= 3
 
 
