@@ -82,6 +82,8 @@ DEPENDENT = (
     "_gate_up_kernel",
     "_down_kernel",
     "_add_experts_kernel",
+    "_shrink_kernel",
+    "_expand_kernel",
 )
 """Kernels of each layer, and the last of a step: they are set up while the one before runs."""
 
@@ -108,6 +110,9 @@ BUCKETS = {
     ("experts", "_sort_pairs_kernel"): 3,
     ("experts", "_gate_up_kernel"): 3,
     ("experts", "_down_kernel"): 3,
+    # Splits of K are programs of their own up to 1,024 rows.
+    ("low rank", "_shrink_kernel"): 2,
+    ("low rank", "_expand_kernel"): 2,
 }
 """How many binaries a kernel may need for one model, all batches together, where not one."""
 
@@ -205,6 +210,7 @@ def test_kernels_fit_the_device(case: str, arch: int):
         "sampling, 128256 tokens bf16",
         "dense matmul, 6144x4096 bf16",
         "dense matmul, 28672x4096 bf16 gated",
+        "low rank, qkv rank 16 bf16",
     ],
 )
 def test_nothing_is_read_before_the_launch_before_has_ended(case: str):

@@ -23,6 +23,7 @@ from paged_kernels.experts import experts
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
 from paged_kernels.int4 import PER_WORD
 from paged_kernels.logprobs import LogProbs, logprobs
+from paged_kernels.low_rank import expand, shrink
 from paged_kernels.merge_attention import merge_attention
 from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_cascade
 from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
@@ -381,6 +382,21 @@ def _choose_experts(model: _Experts, dtype: torch.dtype = _BF16, **options: Any)
     return Case("choice of experts", f"{model.name} {_NAMES[dtype]}", call)
 
 
+def _low_rank(
+    label: str, width: int, sizes: tuple[int, ...], max_rank: int, dtype: torch.dtype = _BF16
+) -> Case:
+    num_slots, parts, features = 8, len(sizes), sum(sizes)
+
+    def call(num_tokens: int) -> None:
+        ranks, slots = _ints(num_slots, parts), _ints(8192)
+        x, out = (_empty(num_tokens, size, dtype=dtype) for size in (width, features))
+        a = _empty(num_slots, parts, max_rank, width, dtype=dtype)
+        b = _empty(num_slots, features, max_rank, dtype=dtype)
+        expand(out, shrink(x, a, ranks, slots), b, ranks, slots, sizes)
+
+    return Case("low rank", f"{label} rank {max_rank} {_NAMES[dtype]}", call)
+
+
 def _sample(vocab: int, dtype: torch.dtype = _BF16) -> Case:
     def call(num_seqs: int) -> Tensor:
         slots = {name: _empty(256, dtype=_FP32) for name in ("temperature", "top_p", "min_p")}
@@ -499,6 +515,11 @@ CASES = {
         _choose_experts(_QWEN3_30B, normalize=True),
         _choose_experts(_QWEN3_30B, _FP32),
         _choose_experts(_GPT_OSS_20B, scoring="softmax_of_top"),
+        _low_rank("qkv", 4096, (4096, 1024, 1024), 16),
+        _low_rank("qkv", 4096, (4096, 1024, 1024), 64),
+        _low_rank("gate_up", 4096, (14336, 14336), 32),
+        _low_rank("down", 14336, (4096,), 16, _FP16),
+        _low_rank("down", 14336, (4096,), 64, _FP32),
         _w4a16_matmul(_DOWN, -1),
         _w4a16_matmul(_DOWN, 128, _FP16),
         _w8a16_matmul(_QKV, 128, zero_points=True),

@@ -73,7 +73,7 @@ class StoredDecoder:
         has_output_layer = config.has_output_layer and pooling is None
         config = replace(config, has_output_layer=has_output_layer)
         by_expert = options.enable_expert_parallel
-        adapters = _adapter_slots(options, limits)
+        adapters = _adapter_slots(options, limits, platform.device)
         model = load_model(
             options,
             config,
@@ -197,12 +197,14 @@ def _with_kv_pool(
     )
 
 
-def _adapter_slots(options: EngineConfig, limits: StepLimits) -> AdapterSlots | None:
+def _adapter_slots(
+    options: EngineConfig, limits: StepLimits, device: torch.device
+) -> AdapterSlots | None:
     """Return the slots of LoRA adapters that the options ask for."""
     if not options.enable_lora:
         return None
     # Several completions can begin after one row, and each has a row behind the last attention.
-    context = StepContext(limits.max_num_batched_tokens + limits.max_num_seqs)
+    context = StepContext(limits.max_num_batched_tokens + limits.max_num_seqs, device)
     return AdapterSlots(context, options.num_adapters_in_memory, options.max_lora_rank)
 
 

@@ -26,7 +26,7 @@ class AdapterSlots:
     def __init__(self, context: StepContext, num_slots: int, max_rank: int) -> None:
         self.context = context
         self.num_slots = num_slots
-        self._max_rank = max_rank
+        self.max_rank = max_rank
         self._layers: list[tuple[LinearSpec, LowRankProduct]] = []
         self._free = list(reversed(range(num_slots)))
 
@@ -45,14 +45,14 @@ class AdapterSlots:
 
     def read(self, folder: Path) -> Adapter:
         """Read and check an adapter on any thread, so that `put` has little to do."""
-        adapter = read_adapter(folder, self.sizes, self._max_rank)
-        ordered = {
-            spec.full_name(part): weights
-            for spec, _ in self._layers
-            for part in spec.parts
-            if (weights := _ordered(adapter, spec, part)) is not None
-        }
-        return replace(adapter, modules=ordered)
+        adapter = read_adapter(folder, self.sizes, self.max_rank)
+        prepared: dict[str, LowRank] = {}
+        for spec, product in self._layers:
+            parts = product.prepared([_ordered(adapter, spec, part) for part in spec.parts])
+            for part, weights in zip(spec.parts, parts, strict=True):
+                if weights is not None:
+                    prepared[spec.full_name(part)] = weights
+        return replace(adapter, modules=prepared)
 
     def put(self, adapter: object) -> None:
         """Put an adapter that was read into a free slot, between two steps."""

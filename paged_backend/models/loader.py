@@ -124,7 +124,9 @@ def _with_adapters(
         ConfigError: the platform has no products for them, or the weights are quantized.
     """
     if platform.low_rank is None:
-        raise option_error("enable_lora", "can only be true on a CPU with the dtype float32")
+        raise option_error(
+            "enable_lora", "can only be true on a GPU, or on a CPU with the dtype float32"
+        )
     if model_kernels is not platform:
         raise option_error("enable_lora", "can only be true for weights that are not quantized")
     last_layer = f"model.layers.{config.num_layers - 1}"

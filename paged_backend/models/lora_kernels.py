@@ -55,7 +55,7 @@ class LoraKernels:
         # A kernel that applies the activation, too, would leave no place for the adapters. Steps
         # without adapters do not use it either, because its results may differ in the last bit.
         spec = replace(spec, gated=False)
-        product = self._low_rank(spec, self._slots.num_slots)
+        product = self._low_rank(spec, self._slots.num_slots, self._slots.max_rank)
         self._slots.add_layer(spec, product)
         context = self._slots.context
         slots = context.needed_slots if self._is_behind_cut(spec) else context.slots

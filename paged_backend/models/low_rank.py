@@ -14,12 +14,20 @@ from paged_backend.models.linear import LinearSpec
 class LowRankProduct(Protocol):
     """The low-rank weights of one linear layer, one for each slot of an adapter."""
 
+    def prepared(self, parts: Sequence[LowRank | None]) -> Sequence[LowRank | None]:
+        """Bring an adapter's weights into the form that `set` takes, on any thread.
+
+        Args:
+            parts: the weights of each part of the layer; None for a part without any.
+        """
+        ...
+
     def set(self, slot: int, parts: Sequence[LowRank | None]) -> None:
-        """Replace the weights of a slot.
+        """Replace the weights of a slot, between two steps.
 
         Args:
             slot: its number.
-            parts: the weights of each part of the layer; None for a part without any.
+            parts: the result of `prepared`, or None for each part.
         """
         ...
 
@@ -29,13 +37,13 @@ class LowRankProduct(Protocol):
         The result of a row does not depend on the other rows.
 
         Args:
-            out: [rows, outputs] float32, contiguous.
-            x: [rows, inputs] float32.
+            out: [rows, outputs] in the dtype of hidden states, contiguous.
+            x: [rows, inputs] in the dtype of hidden states.
             slots: [at least rows] int32, the slot of each row's adapter; negative for none. They
                 may change between the replays of a graph.
         """
         ...
 
 
-LowRankFactory = Callable[[LinearSpec, int], LowRankProduct]
-"""Makes the product for a layer with a number of slots, which are empty."""
+LowRankFactory = Callable[[LinearSpec, int, int], LowRankProduct]
+"""Makes the product for a layer with a number of slots, which are empty, and a largest rank."""

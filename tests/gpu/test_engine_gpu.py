@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 from checkpoints import FAMILIES
+from lora_oracle import LoraOracle, answer_of, lora_options, run_requests
 from masking import MaskingExecutor
 from oracle import Oracle, make_engine, mixed_work, run, tokens_of
 
@@ -44,6 +45,45 @@ def test_tokens_with_chunks_and_preemption_equal_transformers(async_scheduling, 
     work = [(prompt, 24) for prompt, _ in mixed_work(24)]
     oracle.confirm(work, tokens_of(run(engine, work)))
     assert engine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+def test_tokens_with_adapters_equal_merged_models(enforce_eager, tmp_path):
+    oracle = LoraOracle("llama3", tmp_path)
+    options = lora_options(oracle, device="cuda", enforce_eager=enforce_eager)
+    engine = make_engine(oracle.folder, max_num_seqs=32, **options)
+    work = oracle.requests(32, 90, 24)
+    oracle.confirm(work, run_requests(engine, work))
+    few = lora_options(oracle, device="cuda", max_loras=1, max_cpu_loras=1)
+    engine = make_engine(oracle.folder, max_num_seqs=3, max_num_batched_tokens=16, **few)
+    oracle.confirm(work, run_requests(engine, work))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_most_answers_with_adapters_in_16_bits_do_not_depend_on_the_batch(dtype, tmp_path):
+    oracle = LoraOracle("llama3", tmp_path)
+    work = oracle.requests(32, 90, 24)
+    answers = []
+    for limits in ({"max_num_seqs": 32}, {"max_num_seqs": 3, "enforce_eager": True}):
+        options = lora_options(oracle, device="cuda", dtype=dtype, **limits)
+        outputs = run_requests(make_engine(oracle.folder, **options), work)
+        answers.append([answer_of(outputs[one.request_id]) for one in work])
+    # The base products are cuBLAS's, which may round otherwise for another number of rows.
+    assert sum(a == b for a, b in zip(*answers, strict=True)) >= 28
+    firsts = [oracle.model_of(one).generate(one.prompt_token_ids, 1)[0] for one in work]
+    assert sum(a[0] == b for a, b in zip(answers[0], firsts, strict=True)) >= 24
+
+
+def test_nothing_is_compiled_for_adapters_after_warm_up(tmp_path, monkeypatch):
+    oracle = LoraOracle("llama3", tmp_path)
+    options = lora_options(oracle, device="cuda", dtype="float16", enforce_eager=True)
+    engine = make_engine(oracle.folder, max_num_seqs=32, **options)
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_cache_hook", lambda *, repr, **_: compiled.append(repr)
+    )
+    run_requests(engine, oracle.requests(40, 90, 24, seed=1))
+    assert compiled == []
 
 
 QUANTIZED = {"fp8": "W8A8 fp8", "int8": "W8A8 int8", "int4": "W4A16"}

@@ -362,8 +362,8 @@ def test_pickled_weights_are_refused(case, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "float16"}, "enable_lora can only be true on a CPU"),
-        ({"dtype": "bfloat16"}, "enable_lora can only be true on a CPU with the dtype float32"),
+        ({"dtype": "float16"}, "enable_lora can only be true on a GPU, or on a CPU"),
+        ({"dtype": "bfloat16"}, "only be true on a GPU, or on a CPU with the dtype float32"),
         ({"quantization": "int8"}, "enable_lora can only be true for weights that are not quant"),
         ({"task": "embed"}, "enable_lora can only be false"),
         ({"tensor_parallel_size": 2}, "enable_lora can only be true for one rank"),

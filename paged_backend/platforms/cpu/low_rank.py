@@ -34,6 +34,10 @@ class CpuLowRank:
         self._weights: list[list[LowRank]] = [[] for _ in range(num_slots)]
         _kernel()
 
+    def prepared(self, parts: Sequence[LowRank | None]) -> Sequence[LowRank | None]:
+        """Return the weights as they are."""
+        return parts
+
     def set(self, slot: int, parts: Sequence[LowRank | None]) -> None:
         """Replace the weights of a slot; see `LowRankProduct.set`."""
         self._table[slot] = 0

@@ -14,7 +14,7 @@ from paged_backend.models.base import Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
-from paged_backend.models.low_rank import LowRankFactory
+from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
 from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.cpu import amx_attention, bf16_linear, layers
 from paged_backend.platforms.cpu.amx import has_amx
@@ -52,7 +52,7 @@ class CpuPlatform(TorchPlatform):
         use_threads_of_torch()
         keep_freed_memory()
         self.layers = layers
-        self.low_rank: LowRankFactory | None = CpuLowRank
+        self.low_rank: LowRankFactory | None = _low_rank
         self.product_experts = partial(ProductExperts, activate=layers.activate)
         self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
@@ -145,3 +145,8 @@ class BFloat16Platform(CpuPlatform):
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
         amx = self._amx and spec.dtype == torch.bfloat16 and amx_attention.fits(spec)
         return CpuAttention(spec, num_blocks, amx=amx)
+
+
+def _low_rank(spec: LinearSpec, num_slots: int, max_rank: int) -> LowRankProduct:
+    """Make the product of a layer; each adapter takes the memory of its own rank."""
+    return CpuLowRank(spec, num_slots)

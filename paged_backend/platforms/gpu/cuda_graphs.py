@@ -36,6 +36,7 @@ class StepShape:
     num_samples: int
     num_decodes: int
     num_prompt_rows: int = 0  # rows with logits that are needed for prompt logprobs
+    has_adapters: bool = False  # the kernels of adapters run, too
 
     @classmethod
     def decodes(cls, count: int) -> StepShape:
@@ -62,6 +63,7 @@ class StepShape:
             and self.num_tokens - self.num_decodes >= step.num_tokens - step.num_decodes
             and self.num_samples >= step.num_samples
             and self.num_prompt_rows >= step.num_prompt_rows
+            and self.has_adapters == step.has_adapters
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput,
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.step_context import IDLE_ADAPTER, StepContext
 from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.platforms.gpu.cuda_graphs import (
     StepGraphs,
@@ -141,8 +142,10 @@ class GpuModelRunner:
         transfer: Transfer,
         *,
         cascade: bool = False,
+        context: StepContext | None = None,
     ) -> None:
         self._model = model
+        self._context = context  # what the layers know about rows; None without adapters
         self._cascade = cascade  # read blocks that all decodes share once for all of them
         self._attention = attention
         self._block_size = spec.block_size
@@ -155,7 +158,7 @@ class GpuModelRunner:
         self._makes_embeddings = not model.config.has_output_layer
         self._pooler = Pooler(transfer.send, model.head)
         self._inputs = DeviceInputs(
-            spec.block_size, self._num_groups, limits, model.max_model_len, transfer
+            spec.block_size, self._num_groups, limits, model.max_model_len, transfer, context
         )
         self._sampled: set[int] = set()  # seq_ids of sequences with parameters on the device
         self._penalized: set[int] = set()  # the part of them with penalties or `min_tokens`
@@ -267,6 +270,8 @@ class GpuModelRunner:
         if self._makes_embeddings:
             return
         shapes = captured_shapes(self._limits)
+        if self._context is not None:
+            shapes += [replace(shape, has_adapters=True) for shape in shapes]
         pool = gpu.new_graph_pool()
         nothing = self._inputs.update(ScheduledBatch.of([]))
 
@@ -277,7 +282,15 @@ class GpuModelRunner:
         self._graphs = StepGraphs(shapes, capture)
 
     def _run_idle(self, num_tokens: int, num_seqs: int) -> None:
-        """Run tokens, spread over sequences with only the null block; no request is affected."""
+        """Run tokens, spread over sequences with only the null block; no request is affected.
+
+        Where the layers have adapters, the tokens run without them, and with the kernels of them.
+        """
+        self._run_idle_with("", num_tokens, num_seqs)
+        if self._context is not None:
+            self._run_idle_with(IDLE_ADAPTER, num_tokens, num_seqs)
+
+    def _run_idle_with(self, adapter: str, num_tokens: int, num_seqs: int) -> None:
         params = SamplingParams(temperature=1.0, top_k=8, top_p=0.9, logprobs=1)
         lengths = np.diff(np.linspace(0, num_tokens, num_seqs + 1).astype(int)).tolist()
         scheduled = []
@@ -290,7 +303,9 @@ class GpuModelRunner:
                 scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (), pool=pool))
             else:
                 spec = SampleSpec(seq_id, params, 0, length, length, tokens)
-                scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (spec,)))
+                scheduled.append(
+                    ScheduledSequence(seq_id, tokens, 0, blocks, (spec,), adapter=adapter)
+                )
         everything = TokenMasks([0], b"\xff" * (-(-self._model.config.vocab_size // 32) * 4))
         self.launch(ScheduledBatch.of(scheduled)).sample(everything).result()
         self._release([item.seq_id for item in scheduled])
@@ -390,13 +405,12 @@ class GpuModelRunner:
         sent, input_ids = part("input_ids", shape.num_tokens), self._input_ids[: shape.num_tokens]
         last_tokens = self._sampler.last_tokens.index_select(0, (-1 - sent).clamp_(min=0))
         torch.where(sent < 0, last_tokens, sent, out=input_ids)
-        num_rows = shape.num_samples + shape.num_prompt_rows
-        hidden = self._model.forward(
-            input_ids,
-            self._attention,
-            meta,
-            part("logits_indices", num_rows),
-        )
+        needed = part("logits_indices", shape.num_samples + shape.num_prompt_rows)
+        if self._context is not None:
+            self._context.has_adapters = shape.has_adapters
+            if shape.has_adapters:
+                self._context.copy_from(part("adapter_slots", shape.num_tokens), needed)
+        hidden = self._model.forward(input_ids, self._attention, meta, needed)
         num_samples = shape.num_samples
         if num_samples:
             logits = self._logits[:num_samples]

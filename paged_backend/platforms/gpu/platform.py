@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.device import GpuDevice
 from paged_backend.platforms.gpu.experts import TritonExperts
 from paged_backend.platforms.gpu.linear import DenseLinear
+from paged_backend.platforms.gpu.low_rank import TritonLowRank
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.quantized_linear import quantized_product, weight_forms
 from paged_backend.platforms.gpu.transfer import Transfer
@@ -59,9 +61,11 @@ class GpuPlatform:
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self.product_experts: ProductExperts | None = None
-        self.low_rank: LowRankFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)
+        self.low_rank: LowRankFactory | None = partial(
+            TritonLowRank, dtype=dtype, transfer=self._transfer
+        )
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
@@ -123,7 +127,7 @@ class GpuPlatform:
     ) -> GpuModelRunner:
         """Make a model runner with compiled kernels and captured graphs."""
         runner = self._new_runner(
-            model, spec, num_blocks, limits, cascade=not config.disable_cascade_attn
+            model, spec, num_blocks, limits, not config.disable_cascade_attn, context
         )
         if self._gpu is not None:
             prepare(runner, self._gpu, enforce_eager=config.enforce_eager)
@@ -139,12 +143,18 @@ class GpuPlatform:
         spec: KVCacheSpec,
         num_blocks: int,
         limits: StepLimits,
-        *,
         cascade: bool = False,
+        context: StepContext | None = None,
     ) -> GpuModelRunner:
-        attention = self.attention(spec, num_blocks)
         return GpuModelRunner(
-            model, attention, spec, limits, self.dtype, self._transfer, cascade=cascade
+            model,
+            self.attention(spec, num_blocks),
+            spec,
+            limits,
+            self.dtype,
+            self._transfer,
+            cascade=cascade,
+            context=context,
         )
 
     def _peak_of_largest_step(

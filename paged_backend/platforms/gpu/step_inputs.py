@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionMetadata
+from paged_backend.models.step_context import NO_SLOT, StepContext
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
 from paged_backend.platforms.gpu.cuda_graphs import StepShape, captured_shapes
 from paged_backend.platforms.gpu.sampler import SampleRows
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs, without
+from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Ints, Longs, without
 from paged_backend.values.options.scheduling import StepLimits
 
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
@@ -29,6 +30,7 @@ class StepInputs:
     batch: InputBatch
     rows: Longs  # [num_seqs] the row of each sequence in the device's buffers
     sample_rows: Longs  # [num_samples] the row of each sample's sequence
+    adapter_slots: Ints | None  # [num_tokens] the slot of each token's adapter; None without any
 
     @property
     def shape(self) -> StepShape:
@@ -40,6 +42,7 @@ class StepInputs:
             len(self.sample_rows),
             batch.num_decodes,
             len(batch.other_indices),
+            self.adapter_slots is not None,
         )
 
     @property
@@ -58,6 +61,7 @@ class DeviceInputs:
         limits: the limits of a step.
         max_model_len: the longest sequence.
         transfer: the way to the device.
+        context: knows the slots of adapters; None for layers without any.
     """
 
     def __init__(
@@ -67,7 +71,9 @@ class DeviceInputs:
         limits: StepLimits,
         max_model_len: int,
         transfer: Transfer,
+        context: StepContext | None = None,
     ) -> None:
+        self._context = context
         self.rows = Rows(limits.max_num_seqs)
         self._builder = InputBatchBuilder(block_size, num_groups)
         self._decode_rows = np.zeros(0, np.int64)  # rows of the decodes of the previous step
@@ -101,7 +107,7 @@ class DeviceInputs:
             sampled = [self.rows[spec.seq_id] for spec in batch.scheduled_samples]
             sample_rows = np.append(sample_rows, np.array(sampled, np.int64))
         self._tables.update(scheduled_batch, rows)
-        return StepInputs(batch, rows, sample_rows)
+        return StepInputs(batch, rows, sample_rows, self._adapter_slots(scheduled_batch, batch))
 
     def send(self, inputs: StepInputs, shape: StepShape) -> None:
         """Fill the buffers, padded to a shape; the padding of decodes lies behind the decodes."""
@@ -122,8 +128,15 @@ class DeviceInputs:
         def padded(values: IntArray, length: int, filler: int) -> IntArray:
             return _padded(values, length, filler, num_decodes, gap)
 
+        adapters = {}
+        if shape.has_adapters:
+            slots = inputs.adapter_slots
+            if slots is None:  # a graph is captured
+                slots = np.full(len(input_ids), NO_SLOT, np.int32)
+            adapters["adapter_slots"] = padded(slots, shape.num_tokens, NO_SLOT)
         self.buffers(shape).send(
             {
+                **adapters,
                 "input_ids": padded(input_ids, shape.num_tokens, 0),
                 "positions": padded(batch.positions, shape.num_tokens, 0),
                 "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
@@ -175,6 +188,11 @@ class DeviceInputs:
             positions=part("sample_positions", count),
         )
 
+    def _adapter_slots(self, scheduled_batch: ScheduledBatch, batch: InputBatch) -> Ints | None:
+        if self._context is None or not any(adapters := scheduled_batch.adapters):
+            return None
+        return self._context.slots_of(adapters, np.diff(batch.query_start_loc))
+
     def _new_buffers(
         self, num_tokens: int, num_seqs: int, num_samples: int, transfer: Transfer
     ) -> Staging:
@@ -189,6 +207,7 @@ class DeviceInputs:
                 "sample_rows": (torch.int64, num_samples),
                 "sample_row_or_none": (torch.int32, num_samples),
                 "sample_positions": (torch.int32, num_samples),
+                "adapter_slots": (torch.int32, num_tokens if self._context is not None else 0),
                 **{name: (torch.int64, num_tokens) for name in self._slot_mappings},
             },
             transfer,

@@ -19,13 +19,15 @@ class LoraOptions:
     enable_lora: bool = checked(
         False,
         Rule(bool),
-        "requests may name a LoRA adapter, which changes the model's answers; on a CPU "
-        "with float32, for weights that are not quantized",
+        "requests may name a LoRA adapter, which changes the model's answers; on a GPU, or on a "
+        "CPU with float32, for weights that are not quantized",
     )
     max_loras: int = checked(
         8, Rule(int, 1, _MAX_ADAPTERS), "number of different adapters in one step"
     )
-    max_lora_rank: int = checked(16, Rule(int, 1, MAX_RANK), "largest rank of an adapter")
+    max_lora_rank: int = checked(
+        16, Rule(int, 1, MAX_RANK), "largest rank of an adapter; at most 64 on a GPU"
+    )
     max_cpu_loras: int | None = checked(
         None,
         Rule(int, 1, _MAX_ADAPTERS, optional=True),
