@@ -52,7 +52,14 @@ def test_streams_are_those_of_a_server_that_does_not_speculate(
         with Client(drafting.grpc_url, MODEL) as client:
             predicted = {"max_tokens": 100, "prediction": whole.text}
             again = client.generate(question, temperature=0.0, **predicted)
+            other = {"temperature": 0.0, "max_tokens": 8, "prediction": QUESTIONS[2]}
+            unlike = client.generate(question, **other)
+            assert client.generate(question, max_tokens=8).answers[0].prediction_tokens is None
         assert again.token_ids == whole.token_ids
+        counts = again.answers[0].prediction_tokens
+        assert counts is not None and 0 < counts.accepted < len(whole.token_ids)
+        others = unlike.answers[0].prediction_tokens
+        assert others is not None and others.accepted < counts.accepted
         accepted = "spec_decode_num_accepted_tokens_total"
         wait_for(lambda: metrics(drafting)[accepted] > after[accepted], LOAD_TIMEOUT_S)
         wait_for(lambda: metrics(drafting)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S)

@@ -35,7 +35,10 @@ THERE = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The models as each option makes them: decoupled, not decoupled, and without a batch."""
     repository = tmp_path_factory.mktemp("pipeline")
-    options = {"model": "demo", "max_num_seqs": MAX_NUM_SEQS, "max_queue_size": MAX_QUEUE_SIZE}
+    options = {
+        **{"model": "demo", "max_num_seqs": MAX_NUM_SEQS, "max_queue_size": MAX_QUEUE_SIZE},
+        "speculative_config": {"method": "suffix"},
+    }
     write_part_of_pipeline(repository, MODEL, options, THERE)
     for copy, name, line, other in (
         ("once", "ensemble", "decoupled: true", "decoupled: false"),
@@ -493,7 +496,25 @@ def test_metrics_of_a_request(server: Server, is_stream: bool) -> None:
     assert moments == sorted(moments)
     new, reused, total = (found[name] for name in METRICS[:3])
     assert new + reused == total >= 5
-    assert found["acceptance_rate"] == found["total_draft_tokens"] == 0
+    drafts, accepted = found["total_draft_tokens"], found["total_accepted_draft_tokens"]
+    assert 0 <= accepted <= drafts
+    assert found["acceptance_rate"] == np.float32(accepted / max(1, drafts))
+
+
+def test_the_drafts_of_requests_are_those_of_the_server(server: Server) -> None:
+    names = ("total_draft_tokens", "total_accepted_draft_tokens")
+    metrics = [f"spec_decode_num_{name}_tokens_total" for name in ("draft", "accepted")]
+    server.wait_for("num_requests_running", 0)
+    time.sleep(1.5)  # the metrics of earlier requests are there
+    before = server.metrics()
+    total = np.zeros(2, int)
+    for _ in range(5):  # the answer to the first one is a source of guesses for the others
+        call = {"text_input": "Count: one two three. Count: one two", "max_tokens": 60}
+        last = generate(server, "ensemble", **call, end_id=-1, return_perf_metrics=True)
+        total += [last[name] for name in names]
+    for name, number in zip(metrics, total.tolist(), strict=True):
+        server.wait_for(name, before[name] + number)
+    assert total[0] >= total[1]
 
 
 # --- tensorrt_llm: token ids in, token ids out --------------------------------------------------

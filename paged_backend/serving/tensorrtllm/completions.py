@@ -10,7 +10,7 @@ import numpy as np
 
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.requests.answer import METRICS
+from paged_backend.serving.requests.answer import MOMENTS
 from paged_backend.serving.requests.parsing import LOGITS
 from paged_backend.serving.tensorrtllm.arrays import Outputs, element
 from paged_backend.values.contract import TensorDeclaration
@@ -21,7 +21,7 @@ _BLOCKS = (
 )
 # Outputs of the model that have an entry for each new token of all completions.
 _BY_TOKEN = ("output_ids", "generation_logits")
-_NO_DRAFTS = ("total_accepted_draft_tokens", "total_draft_tokens")
+_DRAFTS = ("total_accepted_draft_tokens", "total_draft_tokens")
 
 # Outputs that every interface has.
 COMMON_OUTPUTS = (
@@ -31,8 +31,8 @@ COMMON_OUTPUTS = (
     TensorDeclaration("output_log_probs", "TYPE_FP32", (-1, -1)),
     TensorDeclaration("context_logits", "TYPE_FP32", (-1, -1)),
     TensorDeclaration("generation_logits", "TYPE_FP32", (-1, -1, -1)),
-    *(TensorDeclaration(name, "TYPE_INT32", 1) for name in (*_BLOCKS, *_NO_DRAFTS)),
-    *(TensorDeclaration(name, "TYPE_INT64", 1) for name in METRICS),
+    *(TensorDeclaration(name, "TYPE_INT32", 1) for name in (*_BLOCKS, *_DRAFTS)),
+    *(TensorDeclaration(name, "TYPE_INT64", 1) for name in MOMENTS),
     TensorDeclaration("acceptance_rate", "TYPE_FP32", 1),
 )
 
@@ -105,10 +105,11 @@ class Completions:
         return {name: mine[name].reshape(*shapes[name], *mine[name].shape) for name in self._logits}
 
     def _metrics(self, index: int, mine: Outputs, answer: Outputs) -> Outputs:
-        """Return the times of a completion and its blocks so far."""
-        times = json.loads(fields.string("metrics", mine["metrics"])) if self._with_metrics else {}
-        if not times:
+        """Return the times of a completion, and its blocks and drafts so far."""
+        found = json.loads(fields.string("metrics", mine["metrics"])) if self._with_metrics else {}
+        if not found:
             return {}
+        num_accepted, num_drafts = (found[name] for name in _DRAFTS)
         # The last token of a sequence is never computed.
         num_computed = answer["num_input_tokens"].item() + self._num_tokens[index] - 1
         num_blocks = -(-num_computed // self._block_size)
@@ -116,7 +117,7 @@ class Completions:
         blocks = zip(_BLOCKS, (num_blocks - num_reused, num_reused, num_blocks), strict=True)
         return {
             **{name: element(number) for name, number in blocks},
-            **{name: element(0) for name in _NO_DRAFTS},
-            **{name: element(moment, np.int64) for name, moment in times.items()},
-            "acceptance_rate": element(0, np.float32),
+            **{name: element(found[name], np.int64) for name in MOMENTS},
+            **{name: element(found[name]) for name in _DRAFTS},
+            "acceptance_rate": element(num_accepted / max(1, num_drafts), np.float32),
         }
