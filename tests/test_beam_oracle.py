@@ -200,4 +200,4 @@ def test_a_vocabulary_with_fewer_outputs_than_answers(tmp_path):
     assert sorted(found) == [[token] for token in range(5)]
     for index in range(5, 8):
         assert ends[index].finish_reason == FinishReason.ERROR
-        assert "the vocabulary has too few tokens" in ends[index].problem
+        assert "too few tokens are possible" in ends[index].problem
