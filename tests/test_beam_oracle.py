@@ -10,7 +10,8 @@ import torch
 from oracle import EOS, VOCAB_SIZE, Oracle, make_engine
 
 from paged_backend.engine.engine import Engine
-from paged_backend.values.outputs import SequenceOutput
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.outputs import FinishReason, SequenceOutput
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 
@@ -157,3 +158,46 @@ def test_a_search_that_starts_again_sends_the_rest(oracle):
     assert most_shared >= (search.width - 1) * (
         len(search.prompt) // engine.scheduler.kv.block_size
     )
+
+
+def test_the_most_candidates_of_a_beam(oracle):
+    """32 of them: 16 beams with one end token, or 8 with three."""
+    engine = make_engine(
+        oracle.folder, kv_cache_memory_bytes=2**19, max_num_seqs=16, max_beam_width=16
+    )
+    prompt = searches(oracle, range(2, 3))[0].prompt
+    ends = tuple(token for token in dict.fromkeys(oracle.generate(prompt, 8)) if token != EOS)
+    widest = Search(prompt, 16, False, 1.0, ())
+    many_ends = Search(prompt, 8, False, 1.0, ends[:2])
+    for search in (widest, many_ends):
+        check(run(engine, [search])[0], oracle, search)
+    for search in (widest._replace(end_token_ids=ends[:1]), many_ends._replace(width=9)):
+        with pytest.raises(
+            InvalidRequest, match="beam_width: times the number of end tokens and 1"
+        ):
+            engine.add_request(Request("too many", prompt, search.params()))
+
+
+def test_a_vocabulary_with_fewer_tokens_than_candidates(tmp_path):
+    small = Oracle("llama3", tmp_path, vocab_size=9)
+    engine = make_engine(small.folder, kv_cache_memory_bytes=2**19)
+    for early_stopping in (True, False, "never"):
+        search = Search([3, 5, 4], 8, early_stopping, 1.0, ())
+        check(run(engine, [search])[0], small, search)
+
+
+def test_a_vocabulary_with_fewer_outputs_than_answers(tmp_path):
+    """Five outputs of one token exist, so there are five answers, and no more."""
+    small = Oracle("llama3", tmp_path, vocab_size=5)
+    engine = make_engine(small.folder, kv_cache_memory_bytes=2**19)
+    params = SamplingParams(beam_width=8, n=8, max_tokens=1)
+    engine.add_request(Request("few", [3, 4], params))
+    ends = {}
+    while engine.has_unfinished:
+        ends |= {output.index: output for output in engine.step() if output.finish_reason}
+    engine.scheduler.check_empty()
+    found = [ends[index].new_token_ids for index in range(5)]
+    assert sorted(found) == [[token] for token in range(5)]
+    for index in range(5, 8):
+        assert ends[index].finish_reason == FinishReason.ERROR
+        assert "too few tokens are possible" in ends[index].problem

@@ -26,6 +26,7 @@ from paged_backend.checkpoint.registry import Architecture, register_architectur
 from paged_backend.checkpoint.rope import read_rope
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.tensors import Role, Tensors
+from paged_backend.core.drafter import Draft
 from paged_backend.core.scheduler_output import (
     LaunchedStep,
     ModelRunnerOutput,
@@ -428,9 +429,9 @@ class LookupDrafter:
             for start in range(2, len(text))
         }
 
-    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, list[int]]:
+    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, Draft]:
         drafts = {seq.seq_id: self._following.get(tuple(seq.token_ids[-2:])) for seq in sequences}
-        return {seq_id: draft for seq_id, draft in drafts.items() if draft}
+        return {seq_id: Draft(draft) for seq_id, draft in drafts.items() if draft}
 
     def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
         """Let each sequence wait until its tokens are known."""

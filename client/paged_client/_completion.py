@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from paged_client._types import Answer, Chunk, Completion, Position, ToolCall, ToolCallDelta
+from paged_client._types import (
+    Answer,
+    Chunk,
+    Completion,
+    Position,
+    PredictionTokens,
+    ToolCall,
+    ToolCallDelta,
+)
 
 
 @dataclass(slots=True)
@@ -17,6 +25,7 @@ class _PartialAnswer:
     tool_calls: list[list[ToolCallDelta]] = field(default_factory=list)  # the parts of each call
     finish_reason: str = ""
     stop_reason: str = ""
+    prediction_tokens: PredictionTokens | None = None
     last_token_at: float | None = None
 
     def add(self, chunk: Chunk) -> None:
@@ -31,6 +40,7 @@ class _PartialAnswer:
             self.tool_calls[part.index].append(part)
         self.finish_reason = chunk.finish_reason or ""
         self.stop_reason = chunk.stop_reason
+        self.prediction_tokens = chunk.prediction_tokens
 
     def build(self) -> Answer:
         """Return the whole answer."""
@@ -42,6 +52,7 @@ class _PartialAnswer:
             "".join(self.reasoning),
             tuple(map(_whole_call, self.tool_calls)),
             self.stop_reason,
+            self.prediction_tokens,
         )
 
 

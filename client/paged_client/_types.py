@@ -51,6 +51,17 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionTokens:
+    """Tokens of a request's ``prediction`` that one completion was compared with.
+
+    ``accepted`` ones are part of the completion, and ``rejected`` ones are not.
+    """
+
+    accepted: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The part that one response adds to one completion; ``index`` is the completion's, below n.
 
@@ -59,7 +70,8 @@ class Chunk:
     last chunk. ``logprobs`` has one position per token, if requested; ``prompt_logprobs`` come with
     the first chunk, and the prompt's first token has none. ``reasoning`` and ``tool_calls`` are
     parts of a parsed answer that ``text`` leaves out. A parsed answer's last chunk has the stop
-    string that ended it as ``stop_reason``, if one did.
+    string that ended it as ``stop_reason``, if one did. ``prediction_tokens`` are those of the
+    completion so far; None for a request without a ``prediction``.
     """
 
     text: str
@@ -74,6 +86,7 @@ class Chunk:
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     stop_reason: str = ""
+    prediction_tokens: PredictionTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +156,7 @@ class Answer:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     stop_reason: str = ""
+    prediction_tokens: PredictionTokens | None = None
 
     @property
     def num_output_tokens(self) -> int:

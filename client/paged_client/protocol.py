@@ -22,6 +22,7 @@ from paged_client._types import (
     EngineView,
     ModelInfo,
     Position,
+    PredictionTokens,
     Score,
     SequenceView,
     TokenLogprob,
@@ -52,7 +53,11 @@ _ASKED_FOR = (
     "return_output_ids",
     "return_num_cached_tokens",
 )
-_ASKED_FOR_WITH = {"logprobs": "return_logprobs", "prompt_logprobs": "return_prompt_logprobs"}
+_ASKED_FOR_WITH = {
+    "logprobs": "return_logprobs",
+    "prompt_logprobs": "return_prompt_logprobs",
+    "prediction": "return_metrics",  # with the number of its tokens in the answer
+}
 # Options that are inputs of their own, not sampling parameters.
 _TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _PARSED = ("return_tool_calls", "return_reasoning", "return_stop_reason")
@@ -312,6 +317,7 @@ class StreamDecoder:
         reasoning = _texts(result, "reasoning", len(texts))
         tool_calls = _texts(result, "tool_calls", len(texts))
         stop_reasons = _texts(result, "stop_reason", len(texts))
+        metrics = _texts(result, "metrics", len(texts))
         if self._open is None:
             self._open = set(range(len(texts)))
         chunks = [
@@ -328,6 +334,7 @@ class StreamDecoder:
                 reasoning=reasoning[index],
                 tool_calls=_tool_calls(tool_calls[index]),
                 stop_reason=stop_reasons[index],
+                prediction_tokens=_prediction_tokens(metrics[index]),
             )
             for index in sorted(self._open)
         ]
@@ -376,6 +383,15 @@ def _tool_calls(text: str) -> tuple[ToolCallDelta, ...]:
         )
         for part in json.loads(text or "[]")
     )
+
+
+def _prediction_tokens(metrics: str) -> PredictionTokens | None:
+    """Return the numbers in the metrics of a completion; None if they were not requested."""
+    if not metrics:
+        return None
+    values = json.loads(metrics) or {}  # null before the first token
+    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    return PredictionTokens(*(values.get(name, 0) for name in names))
 
 
 def _logprobs(result: InferResult, name: str, count: int) -> list[tuple[Any, ...]]:

@@ -9,7 +9,7 @@ from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.sequences import BeamGroup, Sequences
 from paged_backend.values.outputs import FinishReason, SequenceOutput, TokenLogprobs
 
-_TOO_FEW = "beam_width: must be lower, because the vocabulary has too few tokens"
+_TOO_FEW = "beam_width: must be lower, because too few tokens are possible"
 
 
 class BeamGroups:

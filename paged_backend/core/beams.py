@@ -6,6 +6,7 @@ in scores. Scores are float32 numbers there, so each sum and quotient is rounded
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import NamedTuple
 
@@ -100,16 +101,20 @@ class BeamSearch:
 
     def _count_common(self) -> None:
         outputs = [one.token_ids for one in (*self.beams, *self.finished)]
-        shortest = min(map(len, outputs))
+        shortest = min(map(len, outputs), default=0)
         while self.num_common < shortest and len({ids[self.num_common] for ids in outputs}) == 1:
             self.num_common += 1
 
     def _best(self, likeliest: list[TokenLogprobs]) -> list[_Candidate]:
-        """Return the best continuations of all beams; among equal ones, in the order of beams."""
+        """Return the best continuations of all beams; among equal ones, in the order of beams.
+
+        A token that the model rules out (with a probability of 0) is no continuation.
+        """
         candidates = [
             _Candidate(parent, place, _float32(beam.cumulative + logprob))
             for parent, (beam, row) in enumerate(zip(self.beams, likeliest, strict=True))
             for place, logprob in enumerate(row.top_logprobs)
+            if logprob > -math.inf
         ]
         candidates.sort(key=lambda candidate: -candidate.cumulative)
         return candidates[: self.num_candidates]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paged_backend.core.admission import Admission
+from paged_backend.core.drafter import NO_DRAFT
 from paged_backend.core.scheduler_output import TokenMasks
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.sequences import Sequences
@@ -33,7 +34,7 @@ def token_masks(
     unknown: list[Sequence] = []
     first_row = 0
     for seq in step.sampled:
-        drafts = step.drafts.get(seq.seq_id, [])
+        drafts = step.drafts.get(seq.seq_id, NO_DRAFT).token_ids
         if seq.grammar is not None and not seq.is_finished:
             of_sequence = seq.grammar.masks(drafts, greedy_token_ids.get(first_row))
             if of_sequence is None:

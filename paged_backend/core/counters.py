@@ -9,7 +9,12 @@ from collections.abc import Collection
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.sequence import Sequence
 from paged_backend.values.histogram import RunningHistogram
-from paged_backend.values.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason
+from paged_backend.values.outputs import (
+    ENGINE_HISTOGRAMS,
+    DraftCounts,
+    EngineStats,
+    FinishReason,
+)
 
 
 class EngineCounters:
@@ -40,10 +45,11 @@ class EngineCounters:
         self._num_prompt_tokens += seq.num_prompt_tokens
         self._num_cache_hits += seq.num_computed_tokens
 
-    def count_drafts(self, number: int, num_accepted: int) -> None:
+    def count_drafts(self, counts: DraftCounts) -> None:
         """Count the draft of a sequence in a step, and how many of its first tokens were right."""
+        num_accepted = counts.num_accepted
         self._num_drafts += 1
-        self._num_draft_tokens += number
+        self._num_draft_tokens += counts.num_tokens
         self._num_accepted_at += [0] * (num_accepted - len(self._num_accepted_at))
         for place in range(num_accepted):
             self._num_accepted_at[place] += 1

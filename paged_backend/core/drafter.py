@@ -13,10 +13,24 @@ platform computes the same logits for a token, no matter how many tokens a step 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import Sequence
+
+
+class Draft(NamedTuple):
+    """A guess of the next tokens of a sequence."""
+
+    token_ids: list[int]
+    is_predicted: bool = False  # they come from the prediction of the request
+
+    def first(self, number: int) -> Draft:
+        """Return the draft with at most ``number`` tokens."""
+        return self._replace(token_ids=self.token_ids[:number])
+
+
+NO_DRAFT = Draft([])
 
 
 class Drafter(Protocol):
@@ -26,7 +40,7 @@ class Drafter(Protocol):
     guesses have no influence on tokens.
     """
 
-    def propose(self, sequences: Iterable[Sequence], budget: int) -> Mapping[int, list[int]]:
+    def propose(self, sequences: Iterable[Sequence], budget: int) -> Mapping[int, Draft]:
         """Guess the next tokens of any of the sequences.
 
         Args:
@@ -35,7 +49,7 @@ class Drafter(Protocol):
                 any further drafts.
 
         Returns:
-            A list of token ids for each ``seq_id``; sequences without guesses may be missing.
+            A draft for each ``seq_id``; sequences without guesses may be missing.
         """
         ...
 

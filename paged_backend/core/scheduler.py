@@ -16,7 +16,7 @@ from paged_backend.core.admission import Admission, keeps_place
 from paged_backend.core.compiling import Progress
 from paged_backend.core.constraints import hold_and_go_on, is_constrained, token_masks
 from paged_backend.core.counters import EngineCounters
-from paged_backend.core.drafter import Drafter
+from paged_backend.core.drafter import NO_DRAFT, Draft, Drafter
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.grammar import Grammar
 from paged_backend.core.kv_cache_manager import KVCacheManager
@@ -315,12 +315,12 @@ class Scheduler:
             return set()
         return self._drafter.awaits(filter(may_await_token, self.sequences.running.values()))
 
-    def _drafts(self) -> dict[int, list[int]]:
+    def _drafts(self) -> dict[int, Draft]:
         """Return drafts by ``seq_id``, as many as a step has room for beside all decodes.
 
         While prompts wait or are computed, they get at least half of this room.
         """
-        drafts: dict[int, list[int]] = {}
+        drafts: dict[int, Draft] = {}
         if self._drafter is None:
             return drafts
         running = self.sequences.running.values()
@@ -332,21 +332,21 @@ class Scheduler:
         proposed = self._drafter.propose(decodes, budget)
         for seq in decodes:
             num_useful = min(budget, max_draft_tokens(seq))
-            draft = proposed.get(seq.seq_id, [])[:num_useful]
-            if draft:
+            draft = proposed.get(seq.seq_id, NO_DRAFT).first(num_useful)
+            if draft.token_ids:
                 drafts[seq.seq_id] = draft
-                budget -= len(draft)
+                budget -= len(draft.token_ids)
         return drafts
 
-    def _speculate(self, seq: Sequence, step: StepBuilder, draft_token_ids: list[int]) -> bool:
-        """Schedule the newest token of a sequence and drafts, if there are blocks for them."""
+    def _speculate(self, seq: Sequence, step: StepBuilder, draft: Draft) -> bool:
+        """Schedule the newest token of a sequence and a draft, if there are blocks for them."""
         if seq.status is not SequenceStatus.RUNNING:
             return False
-        copies = self.kv.allocate_slots(seq, 1 + len(draft_token_ids))
+        copies = self.kv.allocate_slots(seq, 1 + len(draft.token_ids))
         if copies is None:
             return False
         step.add(seq, 1, copies)
-        step.add_drafts(seq, draft_token_ids)
+        step.add_draft(seq, draft)
         return True
 
     def _continue(self, seq: Sequence, step: StepBuilder) -> None:
@@ -460,7 +460,7 @@ class Scheduler:
                     completion.add_placeholder()
                     sampled.append(completion)
                 if seq.seq_id in step.drafts:
-                    seq.add_drafts(len(step.drafts[seq.seq_id]))
+                    seq.add_drafts(len(step.drafts[seq.seq_id].token_ids))
         return ScheduledStep(sampled, len(step.continued), prompts, step.drafts, set())
 
     # --- state ----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice, takewhile
 from typing import NamedTuple
 
+from paged_backend.core.drafter import NO_DRAFT, Draft
 from paged_backend.core.kv_cache_manager import BlockCopies
 from paged_backend.core.scheduler_output import (
     ContinuedDecodes,
@@ -24,7 +25,7 @@ class ScheduledStep(NamedTuple):
     num_continued: int
     # Sequences with prompt logprobs, each with the index of the slice's first logprob in the list.
     prompts: list[tuple[Sequence, int]]
-    drafts: dict[int, list[int]]  # token ids by seq_id
+    drafts: dict[int, Draft]  # by seq_id
     dropped_seq_ids: set[int]  # sequences with samples that are dropped: their masks were not known
 
 
@@ -39,7 +40,7 @@ class StepBuilder:
         budget: number of tokens that still fit in the step.
         continued: the continued decodes.
         decodes: decodes that the next step may continue, after `build`.
-        drafts: token ids of the drafts by ``seq_id``; sequences without drafts are missing.
+        drafts: the drafts by ``seq_id``; sequences without drafts are missing.
     """
 
     def __init__(self, budget: int, earlier_decodes: list[Sequence]) -> None:
@@ -49,7 +50,7 @@ class StepBuilder:
         self.continued: list[Sequence] = []
         self._entering: list[tuple[int, Sequence]] = []
         self._slices: dict[int, tuple[Sequence, int, BlockCopies]] = {}  # by seq_id
-        self.drafts: dict[int, list[int]] = {}
+        self.drafts: dict[int, Draft] = {}
 
     def continue_decodes(
         self, sequences: list[Sequence], entering: list[tuple[int, Sequence]]
@@ -74,15 +75,15 @@ class StepBuilder:
         self._slices[seq.seq_id] = (seq, num_tokens, copies)
         self.budget -= num_tokens
 
-    def add_drafts(self, seq: Sequence, token_ids: list[int]) -> None:
-        """Add drafts (guessed token ids) after the tokens of a sequence in this step."""
-        self.drafts[seq.seq_id] = token_ids
-        self.budget -= len(token_ids)
+    def add_draft(self, seq: Sequence, draft: Draft) -> None:
+        """Add guessed tokens after the tokens of a sequence in this step."""
+        self.drafts[seq.seq_id] = draft
+        self.budget -= len(draft.token_ids)
 
     def remove(self, seq: Sequence) -> None:
         """Remove the tokens of a sequence, if any; they return to the budget."""
         _, num_tokens, _ = self._slices.pop(seq.seq_id, (seq, 0, []))
-        self.budget += num_tokens + len(self.drafts.pop(seq.seq_id, ()))
+        self.budget += num_tokens + len(self.drafts.pop(seq.seq_id, NO_DRAFT).token_ids)
         if seq in self.continued:
             place = self.continued.index(seq)
             del self.continued[place]
@@ -128,7 +129,7 @@ class StepBuilder:
                 first = seq.num_computed_tokens // layout.block_size * layout.num_groups
                 seq.num_sent_blocks = min(seq.num_sent_blocks, first)
                 block_copies += copies
-            drafts = self.drafts.get(seq.seq_id, [])
+            drafts = self.drafts.get(seq.seq_id, NO_DRAFT).token_ids
             slices.append(_slice(seq, num_tokens, drafts, sample_seq_ids))
         continued = self._continue()
         num_decodes = self._num_decodes(slices)

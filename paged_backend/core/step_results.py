@@ -8,6 +8,7 @@ from itertools import islice
 from paged_backend.core.beam_groups import BeamGroups
 from paged_backend.core.constraints import accept_tokens, can_be_forced
 from paged_backend.core.counters import EngineCounters
+from paged_backend.core.drafter import Draft
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput
@@ -15,7 +16,12 @@ from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep
 from paged_backend.core.stopping import cut_at_end
-from paged_backend.values.outputs import FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.values.outputs import (
+    DraftCounts,
+    FinishReason,
+    SequenceOutput,
+    TokenLogprobs,
+)
 from paged_backend.values.request import Request
 
 # Forced tokens of all outputs in a step; more of them would make the step long for the others.
@@ -68,11 +74,13 @@ class StepResults:
                 outputs += self._beams.take(seq, result.logprobs[place][0])
             elif not (seq.is_finished or seq.seq_id in step.dropped_seq_ids):
                 tokens, start = result.token_ids[place], seq.num_known_tokens
-                outputs.append(self._take(seq, tokens, result.logprobs.get(place)))
-                if seq.seq_id in step.drafts:
+                output = self._take(seq, tokens, result.logprobs.get(place))
+                outputs.append(output)
+                if (draft := step.drafts.get(seq.seq_id)) is not None:
                     # Right drafts after the end of the sequence are not part of it.
                     num_accepted = min(len(tokens) - 1, seq.num_known_tokens - start)
-                    self._counters.count_drafts(len(step.drafts[seq.seq_id]), num_accepted)
+                    output.drafts = _counts(draft, num_accepted)
+                    self._counters.count_drafts(output.drafts)
         return outputs
 
     def _take_continued(
@@ -185,3 +193,10 @@ class StepResults:
         self._counters.num_forced_tokens += len(token_ids)
         self._sequences.charge_output(seq, len(token_ids))
         return token_ids, reason
+
+
+def _counts(draft: Draft, num_accepted: int) -> DraftCounts:
+    number = len(draft.token_ids)
+    if draft.is_predicted:
+        return DraftCounts(number, num_accepted, number, num_accepted)
+    return DraftCounts(number, num_accepted)

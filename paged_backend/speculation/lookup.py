@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paged_backend.core.drafter import Draft
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.speculation.acceptance import Acceptance, numbers_of_drafts
@@ -33,7 +34,7 @@ _SUFFIX_MIN = 1  # tokens that a match has at least, for ``suffix``
 
 
 class _Guess(NamedTuple):
-    token_ids: list[int]
+    draft: Draft
     match_length: int
     place: int  # number of tokens of the sequence before the guess
 
@@ -98,7 +99,7 @@ class _Text:
         self.num_failures += 1
         guess, self.guess = self.guess, None
         following = self.seq.token_ids[guess.place : self.seq.num_known_tokens]
-        for guessed, token_id in zip(guess.token_ids, following, strict=False):
+        for guessed, token_id in zip(guess.draft.token_ids, following, strict=False):
             self.acceptance.observe(guess.match_length, guessed == token_id)
             if guessed != token_id:
                 break
@@ -130,7 +131,7 @@ class LookupDrafter:
         if all(len(item.draft_token_ids) + 1 == item.num_tokens for item in output.slices):
             self._costs.observe(seconds, output.num_tokens)
 
-    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, list[int]]:
+    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, Draft]:
         """Guess the next tokens of some of the sequences; see the class."""
         decodes = list(sequences)
         texts = [self._text(seq) for seq in decodes if seq.request.speculate]
@@ -194,15 +195,17 @@ class LookupDrafter:
             if seq.is_finished:
                 self._answers.add(seq)
 
-    def _chosen(self, texts: list[_Text], num_sequences: int, budget: int) -> dict[int, list[int]]:
+    def _chosen(self, texts: list[_Text], num_sequences: int, budget: int) -> dict[int, Draft]:
         """Return as many tokens of the texts' guesses as pay, by ``seq_id``."""
         guesses = {text.seq.seq_id: (text, text.guess) for text in texts if text.guess is not None}
         chances = {
-            seq_id: (text.acceptance.chance(guess.match_length), len(guess.token_ids))
+            seq_id: (text.acceptance.chance(guess.match_length), len(guess.draft.token_ids))
             for seq_id, (text, guess) in guesses.items()
         }
         numbers = numbers_of_drafts(chances, num_sequences, budget, self._costs)
-        return {seq_id: guesses[seq_id][1].token_ids[:number] for seq_id, number in numbers.items()}
+        return {
+            seq_id: guesses[seq_id][1].draft.first(number) for seq_id, number in numbers.items()
+        }
 
     def _guess(self, text: _Text) -> _Guess | None:
         """Look for the end of a text in earlier text, and guess that it goes on as it did there."""
@@ -211,8 +214,9 @@ class LookupDrafter:
         tail = seq.token_ids[max(end - self._max_match, 0) : end]
         own = text.source.index
         predicted = None if text.predicted is None else text.predicted.index
-        index, match = own, own.find(tail, self._max_match)
-        for other in (predicted, self._answers.index(seq.request)):
+        index, match = own, Match(0, [])
+        # Among equally long matches, the caller's own word comes first.
+        for other in (predicted, own, self._answers.index(seq.request)):
             if other is not None and match.length < self._max_match:
                 found = other.find(tail, self._max_match)
                 if found.length > match.length:
@@ -220,7 +224,8 @@ class LookupDrafter:
         room = min(max(0, seq.max_num_tokens - end - 1), MAX_DRAFTS)
         number = min(self._num_tokens, int(self._factor * match.length), room)
         token_ids = self._following(index, match, number, repeats=index is own)
-        return _Guess(token_ids, match.length, end) if token_ids else None
+        draft = Draft(token_ids, is_predicted=index is predicted)
+        return _Guess(draft, match.length, end) if token_ids else None
 
     def _following(self, index: TokenIndex, match: Match, number: int, repeats: bool) -> list[int]:
         """Return the tokens that followed most of the matches.
@@ -264,7 +269,7 @@ def _pays_off(text: _Text) -> bool:
     if text.guess is None:
         return False
     chance = text.acceptance.chance(text.guess.match_length)
-    return sum(chance**place for place in range(2, len(text.guess.token_ids) + 1)) > 1
+    return sum(chance**place for place in range(2, len(text.guess.draft.token_ids) + 1)) > 1
 
 
 def _repeated(index: TokenIndex, end: int, number: int) -> list[int]:

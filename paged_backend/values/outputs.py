@@ -40,6 +40,27 @@ class SequenceTimes(NamedTuple):
     first_token_s: float
 
 
+class DraftCounts(NamedTuple):
+    """Numbers of guessed tokens (drafts) that steps have verified for one sequence."""
+
+    num_tokens: int = 0
+    num_accepted: int = 0  # that were right, and are part of the output
+    # The same for the drafts that come from the prediction of the request.
+    num_predicted: int = 0
+    num_predicted_accepted: int = 0
+
+    def plus(self, other: DraftCounts) -> DraftCounts:
+        """Return the sums of both."""
+        return DraftCounts(*map(sum, zip(self, other, strict=True)))
+
+    def limited(self, num_output_tokens: int) -> DraftCounts:
+        """Return the counts of one draft of which the output keeps only so many tokens."""
+        return self._replace(
+            num_accepted=min(self.num_accepted, num_output_tokens),
+            num_predicted_accepted=min(self.num_predicted_accepted, num_output_tokens),
+        )
+
+
 @dataclass(slots=True)  # frozen ones take a microsecond to make, of which a step makes hundreds
 class SequenceOutput:
     """New tokens of one sequence after a step; the last one carries the finish reason."""
@@ -56,6 +77,7 @@ class SequenceOutput:
     # Instead of tokens, if asked for: the pooled hidden states, in float32.
     pooled: bytes | None = None
     problem: str = ""  # why the request has failed, if it has
+    drafts: DraftCounts | None = None  # drafts that the step has verified
 
 
 _SECONDS = (

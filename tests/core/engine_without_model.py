@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from paged_backend.core.block_pool import NULL_BLOCK, BlockPool
+from paged_backend.core.drafter import Draft
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.grammar import SharedLexer
 from paged_backend.core.grammar_budget import StepTime
@@ -184,7 +185,7 @@ class PrecomputedDrafter:
             for index in range(self.length):
                 token = next_token(tokens, seq.seed)
                 tokens.append(token if index < self.num_right else (token + 1) % VOCAB)
-            drafts[seq.seq_id] = tokens[seq.num_tokens :]
+            drafts[seq.seq_id] = Draft(tokens[seq.num_tokens :])
         self.num_proposed += len(drafts)
         return drafts
 

@@ -63,12 +63,33 @@ def test_a_search_with_room_for_all_outputs_finds_the_best(
         assert output.score == pytest.approx(scores[tuple(output.token_ids)], abs=1e-5)
 
 
+def test_a_token_without_probability_is_no_continuation() -> None:
+    """Only two tokens are possible after the prompt, and none after one of them."""
+    params = SamplingParams(beam_width=4, n=4)
+    search = BeamSearch(params, frozenset({END}), MAX_TOKENS)
+    first = TokenLogprobs(0.0, 1, [2, 1, END], [-0.5, -1.0, -math.inf])
+    assert [child.token_id for child in search.advance([first])] == [2, 1]
+    # A GPU returns no impossible tokens, and a CPU returns them with their log-probability.
+    nothing = TokenLogprobs(0.0, 1, [], [])
+    ends = TokenLogprobs(0.0, 1, [END, 1, 2], [-0.1, -math.inf, -math.inf])
+    assert search.advance([nothing, ends]) == []
+    assert [output.token_ids for output in search.finished] == [[1, END]]
+
+
+@pytest.mark.parametrize("logprobs", [[], [-math.inf] * VOCAB])
+def test_a_model_that_rules_out_all_tokens_ends_the_search(logprobs: list[float]) -> None:
+    search = BeamSearch(SamplingParams(beam_width=2), frozenset({END}), MAX_TOKENS)
+    row = TokenLogprobs(0.0, 1, list(range(len(logprobs))), logprobs)
+    assert search.advance([row]) == search.finished == []
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"beam_width": 4, "temperature": 0.5}, "temperature: must be 0 with beam search, got 0.5"),
         ({"beam_width": 4, "seed": 1}, "seed: must be left out with beam search, got 1"),
         ({"beam_width": 4, "stop": "a"}, "stop: must be left out with beam search, got 'a'"),
+        ({"beam_width": 4, "allowed_token_ids": [1]}, "allowed_token_ids: must be left out with"),
         ({"beam_width": 2, "n": 3}, "n: must be at most beam_width (2), got 3"),
         ({"n": 2, "num_return_sequences": 3}, "n: must equal num_return_sequences (3), got 2"),
         ({"beam_width": 2, "early_stopping": 1}, "early_stopping: must be true, false, "),

@@ -18,12 +18,13 @@ from engine_without_model import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from paged_backend.core.drafter import Draft
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.speculation import SpeculativeConfig
-from paged_backend.values.outputs import SequenceOutput
+from paged_backend.values.outputs import DraftCounts, SequenceOutput
 
 MAX_MODEL_LEN = 40
 HISTORIES = int(os.environ.get("HISTORIES", "120"))  # more for a longer search
@@ -323,3 +324,44 @@ def test_a_draft_that_finds_no_blocks_preempts_nobody():
     engine.run()
     assert engine.scheduler.stats().num_preemptions == 0
     assert all(len(tokens) == 3 for tokens in engine.tokens.values())
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    wanted=st.lists(requests, min_size=1, max_size=6),
+    async_scheduling=st.booleans(),
+    make_drafter=drafters,
+)
+def test_the_drafts_of_all_outputs_are_those_of_the_engine(wanted, async_scheduling, make_drafter):
+    engine = EngineWithoutModel(
+        max_model_len=MAX_MODEL_LEN, async_scheduling=async_scheduling, drafter=make_drafter()
+    )
+    for number, fields in enumerate(wanted):
+        engine.add(make_request(f"r{number}", **fields))
+    found = DraftCounts()
+    while engine.has_unfinished:
+        for output in engine.step():
+            found = found.plus(output.drafts or DraftCounts())
+    stats = engine.scheduler.stats()
+    assert found == DraftCounts(stats.num_draft_tokens, stats.num_accepted_tokens)
+
+
+def test_each_output_counts_the_drafts_of_its_step():
+    class Predicting(PrecomputedDrafter):
+        def propose(self, sequences, budget):
+            drafts = super().propose(sequences, budget)
+            return {
+                seq.seq_id: Draft(drafts[seq.seq_id].token_ids, seq.request.request_id == "b")
+                for seq in sequences
+            }
+
+    engine = EngineWithoutModel(drafter=Predicting(4, 3))
+    for name in "ab":
+        engine.add(make_request(name, range(1, 6), max_tokens=10, ignore_eos=True, salt=name))
+    counts = {"a": [], "b": []}
+    while engine.has_unfinished:
+        for output in engine.step():
+            counts[output.request_id].append(output.drafts)
+    # 1, 4, 4 and 1 tokens: the last one has no draft, since nothing could follow it.
+    assert counts["a"] == [None, DraftCounts(4, 3), DraftCounts(4, 3), None]
+    assert counts["b"] == [None, DraftCounts(4, 3, 4, 3), DraftCounts(4, 3, 4, 3), None]

@@ -30,14 +30,23 @@ ASKS = [
 def test_streams_are_those_of_a_server_that_does_not_speculate(
     server: Server, tmp_path: Path
 ) -> None:
-    expected = [call.token_ids for call in ask_all(server.running, ASKS)]
+    plain = ask_all(server.running, ASKS)
+    expected = [call.token_ids for call in plain]
+    assert plain[0].completion is not None
+    prediction = {"prediction": plain[0].completion.text}
+    predicted = Ask(ASKS[0].prompt, {**ASKS[0].params, **prediction})
     with serve_demo(tmp_path, speculative_config={"method": "suffix"}) as drafting:
         assert [call.token_ids for call in ask_all(drafting, ASKS)] == expected
         before = metrics(drafting)
-        with Crowd(drafting, ASKS) as crowd:
+        with Crowd(drafting, [*ASKS, predicted]) as crowd:
             wait_for(lambda: crowd.have_tokens(10), LOAD_TIMEOUT_S)
             kill_engine(drafting)
-        assert [call.token_ids for call in crowd.calls] == expected
+        *others, resumed = crowd.calls
+        assert [call.token_ids for call in others] == expected
+        assert resumed.token_ids == expected[0] and resumed.completion is not None
+        # No token of the answer is counted twice, though its engine was killed.
+        counts = resumed.completion.answers[0].prediction_tokens
+        assert counts is not None and 0 <= counts.accepted < len(expected[0][0])
         # The engine may have been killed after the last token; it is started again all the same.
         restarts = before["engine_restarts_total"] + 1
         wait_for(lambda: metrics(drafting)["engine_restarts_total"] == restarts, LOAD_TIMEOUT_S)
@@ -50,9 +59,15 @@ def test_streams_are_those_of_a_server_that_does_not_speculate(
             with pytest.raises(InvalidRequest, match="prediction: cannot be used: the engine does"):
                 client.generate(question, max_tokens=4, prediction=whole.text)
         with Client(drafting.grpc_url, MODEL) as client:
-            predicted = {"max_tokens": 100, "prediction": whole.text}
-            again = client.generate(question, temperature=0.0, **predicted)
+            greedily = {"temperature": 0.0, "max_tokens": 100}
+            again = client.generate(question, **greedily, prediction=whole.text)
+            unlike = client.generate(question, **greedily, prediction=QUESTIONS[2])
+            assert client.generate(question, max_tokens=8).answers[0].prediction_tokens is None
         assert again.token_ids == whole.token_ids
+        counts = again.answers[0].prediction_tokens
+        assert counts is not None and 0 < counts.accepted < len(whole.token_ids)
+        wrong = unlike.answers[0].prediction_tokens
+        assert wrong is not None and wrong.accepted < counts.accepted
         accepted = "spec_decode_num_accepted_tokens_total"
         wait_for(lambda: metrics(drafting)[accepted] > after[accepted], LOAD_TIMEOUT_S)
         wait_for(lambda: metrics(drafting)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S)

@@ -266,6 +266,18 @@ def test_what_agents_send_beside_that_is_accepted(claude):
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
 
 
+def test_a_beam_search_returns_its_best_answer(claude, tools_api):
+    beams = {"extra_body": {"beam_width": 3, "length_penalty": 0.5, "early_stopping": True}}
+    wanted = chat(tools_api, QUESTION, max_tokens=24, **beams).choices[0].message.content
+    (block,) = create(claude, max_tokens=24, **beams).content
+    assert block.text == wanted
+    events = create(claude, max_tokens=24, **beams, stream=True)
+    deltas = [event.delta.text for event in events if event.type == "content_block_delta"]
+    assert "".join(deltas) == wanted
+    assert refused(claude, **beams, **CALL).startswith("beam_width")
+    assert refused(claude, **beams, stop_sequences=["x"]).startswith("stop_sequences")
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [

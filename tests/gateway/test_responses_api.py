@@ -273,6 +273,23 @@ def test_metadata_comes_back_and_nothing_is_stored(tools_api):
         tools_api.responses.retrieve(response.id)
 
 
+def test_a_beam_search_returns_its_best_answer(tools_api):
+    beams = {"extra_body": {"beam_width": 3, "length_penalty": 0.5, "early_stopping": True}}
+    chat = tools_api.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": QUESTION}], max_tokens=24, **beams
+    )
+    wanted = chat.choices[0].message.content
+    assert create(tools_api, max_output_tokens=24, **beams).output_text == wanted
+    events = create(tools_api, max_output_tokens=24, **beams, stream=True)
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == wanted
+    tools = {"tools": [LOOKUP], "tool_choice": "required"}
+    for options, param in (({"temperature": 0.5}, "temperature"), (tools, "beam_width")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            create(tools_api, **beams, **options)
+        assert caught.value.param == param
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [

@@ -21,8 +21,10 @@ from pipelines import write_part_of_pipeline
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from paged_backend import LLM, BeamSearchParams
 from paged_backend.launch.server_process import start_server
 from paged_backend.tools.demo import load_questions
+from paged_backend.values.outputs import BeamSearchOutput
 
 pytestmark = pytest.mark.server
 QUESTIONS = load_questions()
@@ -35,7 +37,10 @@ THERE = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The models as each option makes them: decoupled, not decoupled, and without a batch."""
     repository = tmp_path_factory.mktemp("pipeline")
-    options = {"model": "demo", "max_num_seqs": MAX_NUM_SEQS, "max_queue_size": MAX_QUEUE_SIZE}
+    options = {
+        **{"model": "demo", "max_num_seqs": MAX_NUM_SEQS, "max_queue_size": MAX_QUEUE_SIZE},
+        "speculative_config": {"method": "suffix"},
+    }
     write_part_of_pipeline(repository, MODEL, options, THERE)
     for copy, name, line, other in (
         ("once", "ensemble", "decoupled: true", "decoupled: false"),
@@ -247,7 +252,10 @@ def test_older_names_mean_the_same(server: Server) -> None:
     assert found.keys() == expected.keys()
     assert len(expected["output_log_probs"]) == 12
     assert times
-    for name in expected.keys() - times - {"kv_cache_reused_blocks", "kv_cache_alloc_new_blocks"}:
+    # They depend on earlier requests.
+    others = {"kv_cache_reused_blocks", "kv_cache_alloc_new_blocks", "acceptance_rate"}
+    others |= {"total_draft_tokens", "total_accepted_draft_tokens"}
+    for name in expected.keys() - times - others:
         assert found[name] == expected[name], name
     neutral = {
         **{"early_stopping": True, "no_repeat_ngram_size": 0, "beam_search_diversity_rate": 0.0},
@@ -328,8 +336,9 @@ def test_guides_constrain_the_answer(server: Server) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"beam_width": 2}, "beam_width: must be 1: beam search is not supported"),
-        ({"length_penalty": 0.5}, "length_penalty: must be 1"),
+        ({"beam_width": 9}, "beam_width: must be at most max_"),
+        ({"beam_width": 2, "return_context_logits": True}, "return_context_logits: must be false"),
+        ({"length_penalty": 0.5}, "length_penalty: must be 1 without beam search"),
         ({"lora_task_id": 7}, "lora_task_id: is not supported"),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size: must be 0"),
         (
@@ -493,7 +502,25 @@ def test_metrics_of_a_request(server: Server, is_stream: bool) -> None:
     assert moments == sorted(moments)
     new, reused, total = (found[name] for name in METRICS[:3])
     assert new + reused == total >= 5
-    assert found["acceptance_rate"] == found["total_draft_tokens"] == 0
+    drafts, accepted = found["total_draft_tokens"], found["total_accepted_draft_tokens"]
+    assert 0 <= accepted <= drafts
+    assert found["acceptance_rate"] == np.float32(accepted / max(1, drafts))
+
+
+def test_the_drafts_of_requests_are_those_of_the_server(server: Server) -> None:
+    names = ("total_draft_tokens", "total_accepted_draft_tokens")
+    metrics = [f"spec_decode_num_{name}_tokens_total" for name in ("draft", "accepted")]
+    server.wait_for("num_requests_running", 0)
+    time.sleep(1.5)  # the metrics of earlier requests are there
+    before = server.metrics()
+    total = np.zeros(2, int)
+    for _ in range(5):  # the answer to the first one is a source of guesses for the others
+        call = {"text_input": "Count: one two three. Count: one two", "max_tokens": 60}
+        last = generate(server, "ensemble", **call, end_id=-1, return_perf_metrics=True)
+        total += [last[name] for name in names]
+    for name, number in zip(metrics, total.tolist(), strict=True):
+        server.wait_for(name, before[name] + number)
+    assert total[0] >= total[1]
 
 
 # --- tensorrt_llm: token ids in, token ids out --------------------------------------------------
@@ -755,3 +782,93 @@ def test_steps_bound_a_request_and_answer_large_ones_beside_the_others(server: S
         infer(server, "postprocessing", TOKENS_BATCH=long, SEQUENCE_LENGTH=1)
     with pytest.raises(InferenceServerException, match="QUERY: all rows have at most .* character"):
         infer(server, "preprocessing", QUERY=text("a" * (2**22 + 1)), REQUEST_OUTPUT_LEN=4)
+
+
+# --- beams --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def searched() -> tuple[BeamSearchOutput, ...]:
+    """What an `LLM` finds with the fields of `BEAMS`, for two questions."""
+    llm = LLM("demo")
+    params = BeamSearchParams(3, 24, length_penalty=0.5, early_stopping=True)
+    return tuple(llm.beam_search([question.question for question in QUESTIONS[:2]], params))
+
+
+BEAMS = {"beam_width": 3, "early_stopping": True, "return_log_probs": True}
+BEAM_OUTPUTS = ("sequence_length", "cum_log_probs", "output_log_probs", "sequence_index")
+
+
+def test_beams_of_a_batch_as_token_ids(
+    server: Server, client: Client, searched: tuple[BeamSearchOutput, ...]
+) -> None:
+    prompts = [list(client.tokenize(question.question)) for question in QUESTIONS[:2]]
+    longest = max(map(len, prompts))
+    request = {
+        "input_ids": np.array([ids + [0] * (longest - len(ids)) for ids in prompts]),
+        "input_lengths": np.array([[len(ids)] for ids in prompts]),
+        "request_output_len": column(24, 2),
+        "len_penalty": column(0.5, 2),
+        "pad_id": column(7, 2),
+        # What tensorrtllm_backend's clients send with each request.
+        **{"temperature": column(1.0, 2), "runtime_top_k": column(1, 2)},
+        **{"runtime_top_p": column(0.0, 2), "seed": np.array([[9], [9]], np.uint64)},
+        **{name: column(value, 2) for name, value in BEAMS.items()},
+    }
+    parts = stream(server, "tensorrt_llm", ["output_ids", *BEAM_OUTPUTS], **request)
+    assert len(parts) == 2
+    once = infer(server, "once_ids", **request)
+    for row, (part, wanted) in enumerate(zip(parts, searched, strict=True)):
+        sequences = [list(sequence.tokens) for sequence in wanted.sequences]
+        assert sequences[0][: len(prompts[row])] == prompts[row]
+        assert part["sequence_length"].tolist() == [list(map(len, sequences))]
+        assert part["sequence_index"].tolist() == [[0]]
+        width = max(map(len, sequences))
+        padded = [ids + [7] * (width - len(ids)) for ids in sequences]
+        assert part["output_ids"].tolist() == [padded]
+        scores = [sequence.cum_logprob for sequence in wanted.sequences]
+        np.testing.assert_allclose(part["cum_log_probs"], [scores], rtol=1e-5)
+        for beam, sequence in enumerate(wanted.sequences):
+            logprobs = [entry.logprob for entry in sequence.logprobs]
+            found = part["output_log_probs"][0, beam]
+            np.testing.assert_allclose(found[: len(logprobs)], logprobs, rtol=1e-5)
+            assert not found[len(logprobs) :].any()
+            ids = once.as_numpy("output_ids")[row, beam]
+            assert ids[: len(sequences[beam])].tolist() == sequences[beam]
+        np.testing.assert_array_equal(
+            once.as_numpy("sequence_length")[row], list(map(len, sequences))
+        )
+    # The last step of the pipeline makes a text of each beam.
+    first = {"TOKENS_BATCH": parts[0]["output_ids"], "SEQUENCE_LENGTH": parts[0]["sequence_length"]}
+    texts_of = infer(server, "postprocessing", **first).as_numpy("OUTPUT").tolist()
+    asked = QUESTIONS[0].question
+    assert [t.decode() for t in texts_of] == [asked + s.text for s in searched[0].sequences]
+
+
+def test_beams_as_texts(server: Server, searched: tuple[BeamSearchOutput, ...]) -> None:
+    question = QUESTIONS[0].question
+    call = {"text_input": text(question), "max_tokens": 24, "length_penalty": 0.5, **BEAMS}
+    alone = {"exclude_input_in_output": True}
+    outputs = ["text_output", *BEAM_OUTPUTS]
+    answers = [sequence.text.encode() for sequence in searched[0].sequences]
+    lengths = [len(sequence.logprobs) for sequence in searched[0].sequences]
+    (whole,) = stream(server, "ensemble", outputs, **call, **alone)
+    assert whole["text_output"].tolist() == answers
+    assert whole["sequence_length"].tolist() == [lengths]
+    (best,) = stream(server, "ensemble", outputs, **call, **alone, num_return_sequences=1)
+    assert best["text_output"].tolist() == answers[:1]
+    # Each response of a stream has all of the text so far, which never changes.
+    parts = stream(server, "ensemble", outputs, **call, stream=True)
+    for part in parts:
+        pairs = zip(answers, part["text_output"].tolist(), strict=True)
+        assert all(answer.startswith(found) for answer, found in pairs)
+    for name in outputs:
+        np.testing.assert_array_equal(parts[-1][name], whole[name])
+    rows = {"text_input": texts(question, "x"), "beam_width": column(2, 2)}
+    once = infer(server, "once", **rows, max_tokens=column(3, 2))
+    assert len(once.as_numpy("text_output")) == 4
+    llm_api = {"text_input": question, "sampling_param_max_tokens": 24, "beam_width": 3}
+    llm_api |= {"len_penalty": 0.5, "return_finish_reason": True, **alone}
+    found = generate(server, "llmapi", **llm_api)
+    assert [found_text.encode() for found_text in found["text_output"]] == answers
+    assert len(found["finish_reason"]) == 3

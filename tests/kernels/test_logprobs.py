@@ -90,6 +90,15 @@ def test_logprobs_of_impossible_tokens_are_minus_infinity(device: torch.device) 
     assert found.top[1, :2].tolist() == [-inf, -inf]
 
 
+def test_more_logprobs_than_tokens(device: torch.device) -> None:
+    """The widest beam of a model with few tokens."""
+    logits = torch.randn(2, 9)
+    found = run_logprobs(logits, [3, 8], [32, 32], 32, device)
+    for row, token in enumerate((3, 8)):
+        check_logprobs(found, row, logits[row], token, 9)
+    assert (found.top_tokens[:, 9:] == -1).all()
+
+
 def test_logprobs_of_one_lane(device: torch.device) -> None:
     """Where its peak is the only one, the stacks lack what is next."""
     logits = torch.full((1, 5000), -math.inf)

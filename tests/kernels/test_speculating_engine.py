@@ -11,6 +11,7 @@ import torch
 from checkpoints import make_checkpoint
 from oracle import make_engine
 
+from paged_backend.core.drafter import Draft
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import Sequence
 from paged_backend.engine.engine import Engine
@@ -38,7 +39,7 @@ class KnownAnswers:
         self._answers = answers
         self._num_guesses = 0
 
-    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, list[int]]:
+    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, Draft]:
         guesses = {}
         for seq in sequences:
             answer = self._answers[seq.request.request_id, seq.index]
@@ -47,7 +48,7 @@ class KnownAnswers:
             guess = [x for x in answer if isinstance(x, int)][start : start + 5]
             if self._num_guesses % 3 == 0 and len(guess) > 2:
                 guess[2] += 1
-            guesses[seq.seq_id] = guess if self._num_guesses % 7 else []
+            guesses[seq.seq_id] = Draft(guess if self._num_guesses % 7 else [])
         return guesses
 
     def awaits(self, sequences: Iterable[Sequence]) -> set[int]:

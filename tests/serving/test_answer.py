@@ -18,7 +18,13 @@ from paged_backend.serving.requests.answer import GenerationAnswer
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.outputs import FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.values.outputs import (
+    DraftCounts,
+    FinishReason,
+    SequenceOutput,
+    SequenceTimes,
+    TokenLogprobs,
+)
 from paged_backend.values.request import RequestLimits
 
 REQUEST = "1"
@@ -44,6 +50,7 @@ def answer_of(
         "stream": np.array([stream]),
         "return_output_ids": np.array([True]),
         "return_num_output_tokens": np.array([True]),
+        "return_metrics": np.array([True]),
     }
     parser = RequestParser(tokenizer, limits)
     parsed = parser.parse(REQUEST, parser.read(tensors, ""))
@@ -173,3 +180,21 @@ def test_completions_share_what_searches_for_stop_strings_which_the_first_token_
     tracemalloc.stop()
     assert admitted < 100_000
     assert begun - admitted < 400_000  # one of them is smaller than 200,000 bytes
+
+
+def test_metrics_count_the_drafts_up_to_a_stop_string(tokenizer):
+    letters = [tokenizer.encode(letter, add_special_tokens=False)[-1] for letter in "abcdefgh"]
+    answer = answer_of(tokenizer, 2, 1, stream=False, stop=("e",))
+    for index, drafts in enumerate((DraftCounts(3, 2, 3, 2), DraftCounts(3, 2))):
+        times = SequenceTimes(1.0, 2.0, 3.0)
+        answer.append(SequenceOutput(REQUEST, index, letters[:1], times=times))
+        answer.append(SequenceOutput(REQUEST, index, letters[1:4], drafts=drafts))
+    # Four drafts are right, but the first of them completes the stop string.
+    answer.append(SequenceOutput(REQUEST, 0, letters[4:], drafts=DraftCounts(4, 4, 4, 4)))
+    answer.append(SequenceOutput(REQUEST, 1, [7], FinishReason.LENGTH))
+    names = (
+        *("total_draft_tokens", "total_accepted_draft_tokens"),
+        *("accepted_prediction_tokens", "rejected_prediction_tokens"),
+    )
+    found = [json.loads(text) for text in answer.take()["metrics"].tolist()]
+    assert [[values[name] for name in names] for values in found] == [[7, 3, 3, 4], [3, 2, 0, 0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from paged_backend.core.drafter import NO_DRAFT, Draft
 from paged_backend.core.scheduler_output import ContinuedDecodes, SchedulerOutput, Slice
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.speculation.lookup import LookupDrafter
@@ -29,7 +30,7 @@ def drafter(**options: object) -> LookupDrafter:
 
 
 def guess(of: LookupDrafter, seq: Sequence) -> list[int]:
-    return of.propose([seq], 1000).get(seq.seq_id, [])
+    return of.propose([seq], 1000).get(seq.seq_id, NO_DRAFT).token_ids
 
 
 def test_a_prompt_is_looked_up() -> None:
@@ -113,6 +114,21 @@ def test_a_prediction_is_a_source_of_guesses() -> None:
     assert guess(lookup, seq) == [22, 23, 24, 25]
     answer_of(lookup, seq)
     assert guess(lookup, sequence(2, [7, 8], [20, 21])) == []
+
+
+def test_a_draft_knows_whether_it_comes_from_the_prediction() -> None:
+    """Among equally long matches, it does."""
+    prompt = [1, 20, 21, 22, 23, 24, 25]
+
+    def draft(predicted: list[int]) -> Draft:
+        request = Request("r1", prompt, SamplingParams(), predicted_token_ids=predicted)
+        seq = Sequence(1, request, 0, 1, NO_EOS, 100_000, [20, 21])
+        seq.status = SequenceStatus.RUNNING
+        return drafter().propose([seq], 1000)[1]
+
+    assert draft([20, 21, 30, 31]) == Draft([30, 31], is_predicted=True)
+    assert draft([9, 21, 30, 31]) == Draft([22, 23])
+    assert draft([25, 20, 21, 22]) == Draft([22], is_predicted=True)
 
 
 def step_of(seq_id: int, num_drafts: int) -> SchedulerOutput:

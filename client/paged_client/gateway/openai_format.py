@@ -82,9 +82,15 @@ class ChoicesFormat:
 
 def usage_json(usage: Usage) -> Json:
     """Return the usage in OpenAI's format."""
-    return {
+    values: Json = {
         "prompt_tokens": usage.num_input_tokens,
         "completion_tokens": usage.num_output_tokens,
         "total_tokens": usage.num_input_tokens + usage.num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
     }
+    if (predicted := usage.prediction_tokens) is not None:
+        values["completion_tokens_details"] = {
+            "accepted_prediction_tokens": predicted.accepted,
+            "rejected_prediction_tokens": predicted.rejected,
+        }
+    return values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paged_client import Chunk, Completion
+from paged_client import Chunk, Completion, PredictionTokens
 
 
 class Usage:
@@ -14,12 +14,16 @@ class Usage:
         self._counts_output = counts_output
         self._prompts: dict[int, tuple[int, int]] = {}  # number of tokens and of cached tokens
         self._num_output_tokens = 0
+        # By prompt and completion: tokens of a prediction.
+        self._predicted: dict[tuple[int, int], PredictionTokens] = {}
 
     def count(self, prompt: int, chunk: Chunk) -> None:
         """Count the tokens of a chunk of one of the prompts."""
         self.count_prompt(prompt, chunk)
         if self._counts_output:
             self._num_output_tokens += chunk.num_output_tokens
+        if chunk.prediction_tokens is not None:
+            self._predicted[prompt, chunk.index] = chunk.prediction_tokens
 
     def count_prompt(self, prompt: int, chunk: Chunk) -> None:
         """Count the tokens of one of the prompts."""
@@ -31,6 +35,9 @@ class Usage:
             self._prompts[prompt] = (completion.num_input_tokens, completion.num_cached_tokens)
             if self._counts_output:
                 self._num_output_tokens += completion.num_output_tokens
+            for index, answer in enumerate(completion.answers):
+                if answer.prediction_tokens is not None:
+                    self._predicted[prompt, index] = answer.prediction_tokens
 
     @property
     def num_input_tokens(self) -> int:
@@ -46,3 +53,11 @@ class Usage:
     def num_output_tokens(self) -> int:
         """Generated tokens."""
         return self._num_output_tokens
+
+    @property
+    def prediction_tokens(self) -> PredictionTokens | None:
+        """Tokens of predictions; None if no request had a prediction."""
+        if not self._predicted:
+            return None
+        found = self._predicted.values()
+        return PredictionTokens(sum(x.accepted for x in found), sum(x.rejected for x in found))

@@ -21,10 +21,16 @@ from paged_backend.serving.requests.logprobs import NOT_ASKED_FOR, logprobs_json
 from paged_backend.serving.requests.parsing import ParsedRequest
 from paged_backend.text.text_stream import Stops, StreamState, TextDelta, TextStream
 from paged_backend.text.tokenizer import Tokenizer
-from paged_backend.values.outputs import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
+from paged_backend.values.outputs import (
+    DraftCounts,
+    FinishReason,
+    SequenceOutput,
+    SequenceTimes,
+    TokenLogprobs,
+)
 
-# The output ``metrics`` of a completion.
-METRICS = (
+# The moments in the output ``metrics`` of a completion.
+MOMENTS = (
     *("arrival_time_ns", "first_scheduled_time_ns"),
     *("first_token_time_ns", "last_token_time_ns"),
 )
@@ -49,6 +55,7 @@ class OpenCompletion:
     all_token_ids: list[int] = field(default_factory=list)  # sent or not
     times: SequenceTimes | None = None  # once there is a token
     last_token_s: float = 0.0  # when it arrived here
+    drafts: DraftCounts = DraftCounts()  # over all tokens, sent or not
 
     def append(self, output: SequenceOutput) -> None:
         """Add the tokens of a step, up to the one that completes a stop string."""
@@ -67,6 +74,8 @@ class OpenCompletion:
             logprobs = output.logprobs[: len(delta.token_ids)]
             self.logprobs += logprobs
             self.cumulative_logprob += sum(entry.logprob for entry in logprobs)
+        if output.drafts is not None:
+            self.drafts = self.drafts.plus(output.drafts.limited(len(delta.token_ids)))
 
     def _add_text(self, delta: TextDelta) -> None:
         if self.reader is None:
@@ -93,14 +102,23 @@ class OpenCompletion:
 
     @property
     def metrics(self) -> dict[str, int] | None:
-        """Moments up to the last token so far, in nanoseconds of the machine's monotonic clock.
+        """Moments up to the last token so far, and numbers of guessed tokens.
 
-        None as long as there is no token.
+        The moments are nanoseconds of the machine's monotonic clock. None as long as there is no
+        token.
         """
         if self.times is None:
             return None
-        moments = (*self.times, self.last_token_s)
-        return {name: int(s * 1e9) for name, s in zip(METRICS, moments, strict=True)}
+        moments = zip(MOMENTS, (*self.times, self.last_token_s), strict=True)
+        drafts = self.drafts
+        rejected = drafts.num_predicted - drafts.num_predicted_accepted
+        return {
+            **{name: int(s * 1e9) for name, s in moments},
+            "total_draft_tokens": drafts.num_tokens,
+            "total_accepted_draft_tokens": drafts.num_accepted,
+            "accepted_prediction_tokens": drafts.num_predicted_accepted,
+            "rejected_prediction_tokens": rejected,
+        }
 
     @property
     def shown_finish_reason(self) -> str:

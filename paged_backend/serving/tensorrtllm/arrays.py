@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,12 +52,21 @@ def merge(answers: list[Outputs], padding: Mapping[str, int] | None = None) -> O
 
 def _join(arrays: list[Array], pad: int) -> Array:
     longest = np.max([array.shape[1:] for array in arrays], axis=0)
-    return np.concatenate([_padded(array, longest, pad) for array in arrays])
+    return np.concatenate([_extended(array, longest, pad) for array in arrays])
 
 
-def _padded(array: Array, longest: Array, pad: int) -> Array:
+def _extended(array: Array, longest: Array, pad: int) -> Array:
     missing = [(0, 0), *((0, size) for size in longest - array.shape[1:])]
     return np.pad(array, missing, constant_values=pad) if array.ndim > 1 else array
+
+
+def padded(rows: Sequence[Array], pad: int) -> Array:
+    """Return arrays as one array [1, number of arrays, length of the longest]."""
+    longest = max(map(len, rows))
+    lengths = [longest - len(row) for row in rows]
+    return np.array(
+        [[np.pad(row, (0, n), constant_values=pad) for row, n in zip(rows, lengths, strict=True)]]
+    )
 
 
 def element(value: Any, data_type: Any = np.int32) -> Array:

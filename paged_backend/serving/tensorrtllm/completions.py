@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.requests.answer import METRICS
+from paged_backend.serving.requests.answer import MOMENTS
 from paged_backend.serving.requests.parsing import LOGITS
 from paged_backend.serving.tensorrtllm.arrays import Outputs, element
 from paged_backend.values.contract import TensorDeclaration
@@ -21,7 +22,7 @@ _BLOCKS = (
 )
 # Outputs of the model that have an entry for each new token of all completions.
 _BY_TOKEN = ("output_ids", "generation_logits")
-_NO_DRAFTS = ("total_accepted_draft_tokens", "total_draft_tokens")
+_DRAFTS = ("total_accepted_draft_tokens", "total_draft_tokens")
 
 # Outputs that every interface has.
 COMMON_OUTPUTS = (
@@ -31,38 +32,54 @@ COMMON_OUTPUTS = (
     TensorDeclaration("output_log_probs", "TYPE_FP32", (-1, -1)),
     TensorDeclaration("context_logits", "TYPE_FP32", (-1, -1)),
     TensorDeclaration("generation_logits", "TYPE_FP32", (-1, -1, -1)),
-    *(TensorDeclaration(name, "TYPE_INT32", 1) for name in (*_BLOCKS, *_NO_DRAFTS)),
-    *(TensorDeclaration(name, "TYPE_INT64", 1) for name in METRICS),
+    *(TensorDeclaration(name, "TYPE_INT32", 1) for name in (*_BLOCKS, *_DRAFTS)),
+    *(TensorDeclaration(name, "TYPE_INT64", 1) for name in MOMENTS),
     TensorDeclaration("acceptance_rate", "TYPE_FP32", 1),
 )
 
 
-class Completions:
-    """The completions of one row.
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a row asks for, besides its answer."""
 
-    Args:
-        tensors: the row's inputs.
-        is_stream: whether the row has a response for each new part.
-        block_size: number of tokens in a KV block.
-    """
+    is_stream: bool  # a response for each new part
+    with_logprobs: bool
+    logits: tuple[str, ...]
+    with_metrics: bool
 
-    def __init__(self, tensors: Tensors, *, is_stream: bool, block_size: int) -> None:
-        self._is_stream = is_stream
-        self._block_size = block_size
-        self._with_logprobs = fields.flag(tensors, "return_log_probs")
-        self._logits = [name for name in LOGITS if fields.flag(tensors, f"return_{name}")]
-        self._with_metrics = fields.flag(tensors, "return_perf_metrics")
-        self._num_tokens: Counter[int] = Counter()  # by completion
+    @classmethod
+    def of(cls, tensors: Tensors, *, is_stream: bool) -> Wishes:
+        """Read the inputs of a row."""
+        return cls(
+            is_stream,
+            fields.flag(tensors, "return_log_probs"),
+            tuple(name for name in LOGITS if fields.flag(tensors, f"return_{name}")),
+            fields.flag(tensors, "return_perf_metrics"),
+        )
 
     @property
     def needed(self) -> set[str]:
         """The outputs of the model that ``split`` needs."""
         return {
             *("num_output_tokens", "num_input_tokens"),
-            *(("logprobs", "cumulative_logprob") if self._with_logprobs else ()),
-            *(("num_cached_tokens", "metrics") if self._with_metrics else ()),
-            *self._logits,
+            *(("logprobs", "cumulative_logprob") if self.with_logprobs else ()),
+            *(("num_cached_tokens", "metrics") if self.with_metrics else ()),
+            *self.logits,
         }
+
+
+class Completions:
+    """The completions of one row, each with responses of its own.
+
+    Args:
+        wishes: what the row asks for.
+        block_size: number of tokens in a KV block.
+    """
+
+    def __init__(self, wishes: Wishes, block_size: int) -> None:
+        self._wishes = wishes
+        self._block_size = block_size
+        self._num_tokens: Counter[int] = Counter()  # by completion
 
     def split(self, answer: Outputs) -> Iterator[tuple[Outputs, Outputs]]:
         """Yield the model's new outputs for each completion, and the common outputs.
@@ -84,39 +101,57 @@ class Completions:
                 "sequence_length": element(count),
                 **self._logprobs(mine),
                 **self._logits_of(mine),
-                **self._metrics(index, mine, answer),
+                **metrics_of(answer, index, self._num_tokens[index], self._block_size),
             }
-            if count or mine["text_output"][0] or not self._is_stream:
+            if count or mine["text_output"][0] or not self._wishes.is_stream:
                 yield mine, common
 
     def _logprobs(self, mine: Outputs) -> Outputs:
-        if not self._with_logprobs:
+        if not self._wishes.with_logprobs:
             return {}
-        entries = json.loads(fields.string("logprobs", mine["logprobs"]))
-        sampled = [next(iter(entry.values()))["logprob"] for entry in entries]
         return {
-            "output_log_probs": np.array([[sampled]], np.float32),
+            "output_log_probs": np.array([[new_logprobs(mine, 0)]], np.float32),
             "cum_log_probs": mine["cumulative_logprob"].reshape(1, 1),
         }
 
     def _logits_of(self, mine: Outputs) -> Outputs:
         """Return logits with a dimension for the row and, for new tokens, one for beams."""
         shapes = {"context_logits": (1,), "generation_logits": (1, 1)}
-        return {name: mine[name].reshape(*shapes[name], *mine[name].shape) for name in self._logits}
-
-    def _metrics(self, index: int, mine: Outputs, answer: Outputs) -> Outputs:
-        """Return the times of a completion and its blocks so far."""
-        times = json.loads(fields.string("metrics", mine["metrics"])) if self._with_metrics else {}
-        if not times:
-            return {}
-        # The last token of a sequence is never computed.
-        num_computed = answer["num_input_tokens"].item() + self._num_tokens[index] - 1
-        num_blocks = -(-num_computed // self._block_size)
-        num_reused = answer["num_cached_tokens"].item() // self._block_size
-        blocks = zip(_BLOCKS, (num_blocks - num_reused, num_reused, num_blocks), strict=True)
         return {
-            **{name: element(number) for name, number in blocks},
-            **{name: element(0) for name in _NO_DRAFTS},
-            **{name: element(moment, np.int64) for name, moment in times.items()},
-            "acceptance_rate": element(0, np.float32),
+            name: mine[name].reshape(*shapes[name], *mine[name].shape)
+            for name in self._wishes.logits
         }
+
+
+def new_logprobs(answer: Outputs, index: int) -> list[float]:
+    """Return the log-probabilities of the new tokens of one completion."""
+    entries = json.loads(fields.text("logprobs", answer["logprobs"][index]))
+    return [next(iter(entry.values()))["logprob"] for entry in entries]
+
+
+def metrics_of(answer: Outputs, index: int, num_tokens: int, block_size: int) -> Outputs:
+    """Return the times of a completion, and its blocks and drafts so far, if they are known.
+
+    Args:
+        answer: the model's outputs.
+        index: number of the completion.
+        num_tokens: number of its tokens so far.
+        block_size: number of tokens in a KV block.
+    """
+    if "metrics" not in answer:
+        return {}
+    found = json.loads(fields.text("metrics", answer["metrics"][index]))
+    if not found:
+        return {}
+    # The last token of a sequence is never computed.
+    num_computed = answer["num_input_tokens"].item() + num_tokens - 1
+    num_blocks = -(-num_computed // block_size)
+    num_reused = answer["num_cached_tokens"].item() // block_size
+    blocks = zip(_BLOCKS, (num_blocks - num_reused, num_reused, num_blocks), strict=True)
+    num_accepted, num_drafts = (found[name] for name in _DRAFTS)
+    return {
+        **{name: element(number) for name, number in blocks},
+        **{name: element(found[name]) for name in _DRAFTS},
+        **{name: element(found[name], np.int64) for name in MOMENTS},
+        "acceptance_rate": element(num_accepted / max(1, num_drafts), np.float32),
+    }

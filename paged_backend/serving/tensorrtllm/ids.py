@@ -14,7 +14,7 @@ from paged_backend.serving.fields import Tensors
 from paged_backend.serving.model import TritonSender
 from paged_backend.serving.requests.open_requests import IncomingRequest
 from paged_backend.serving.requests.tasks import TaskKind
-from paged_backend.serving.tensorrtllm.arrays import Outputs, element
+from paged_backend.serving.tensorrtllm.arrays import Outputs, padded
 from paged_backend.serving.tensorrtllm.batch import BatchResponses, RowSender
 from paged_backend.serving.tensorrtllm.completions import COMMON_OUTPUTS
 from paged_backend.serving.tensorrtllm.model import BatchModel, RowRequest, call_id
@@ -109,14 +109,22 @@ class TritonPythonModel(BatchModel):
         prompt = _prompt(tensors)
         # A stream never contains the prompt.
         echo = not (is_stream or fields.flag(tensors, "exclude_input_in_output"))
+        pad_id = self._pad_id(tensors)
 
         def convert(model: Outputs, common: Outputs) -> Outputs:
-            new_ids = model["output_ids"]
-            ids = np.concatenate([prompt, new_ids]) if echo else new_ids
-            found = {"output_ids": ids[None, None]}  # first: some clients take the first output
-            return found | common | {"sequence_length": element(len(ids))}
+            ends = np.cumsum(common["sequence_length"][0])[:-1]
+            parts = np.split(model["output_ids"], ends)
+            rows = [np.concatenate([prompt, part]) if echo else part for part in parts]
+            found = {"output_ids": padded(rows, pad_id)}  # first: some clients take the first one
+            return found | common | {"sequence_length": np.array([list(map(len, rows))], np.int32)}
 
         return RowRequest(IDS, tensors, {"input_ids": prompt}, convert, ("output_ids",))
+
+    def _pad_id(self, tensors: Tensors) -> int:
+        """Return the token after the end of a shorter beam: the client's, or the end token."""
+        given = [int(fields.single(n, tensors[n])) for n in ("pad_id", "end_id") if n in tensors]
+        known = [token_id for token_id in given if token_id >= 0]
+        return known[0] if known else self._loaded.tokenizer.eos_token_id or 0
 
 
 def _refuse_others(tensors: Tensors, names: Iterable[str], of: str) -> None:

@@ -27,7 +27,8 @@ from paged_backend.serving.requests.open_requests import IncomingRequest
 from paged_backend.serving.requests.parsing import LOGITS
 from paged_backend.serving.tensorrtllm.arrays import Outputs, is_batched, split_rows
 from paged_backend.serving.tensorrtllm.batch import BatchResponses, RowSender
-from paged_backend.serving.tensorrtllm.completions import Completions
+from paged_backend.serving.tensorrtllm.beams import Beams
+from paged_backend.serving.tensorrtllm.completions import Completions, Wishes
 from paged_backend.serving.tensorrtllm.sampling import (
     Dialect,
     check_bias_words,
@@ -50,7 +51,8 @@ class RowRequest:
     dialect: Dialect
     tensors: Tensors  # under the names of the dialect
     prompt: Mapping[str, Array]  # the model's inputs for it
-    # Makes the client's outputs of the model's outputs for a completion and the common outputs.
+    # Makes the client's outputs of the model's outputs for a completion, or for all beams, and the
+    # common outputs.
     convert: Callable[[Outputs, Outputs], Outputs]
     asked_for: Sequence[str] = ()  # outputs of the model that ``convert`` needs
 
@@ -129,22 +131,21 @@ class BatchModel(model.TritonPythonModel):
     def _incoming_request(
         self, request: Any, batch: BatchResponses, index: int, row: RowRequest, is_stream: bool
     ) -> IncomingRequest:
-        block_size = self._loaded.config.block_size
-        completions = Completions(row.tensors, is_stream=is_stream, block_size=block_size)
         values = sampling_values(row.dialect, row.tensors, self._loaded)
+        wishes = Wishes.of(row.tensors, is_stream=is_stream)
+        kind = Beams if values.get("beam_width", 1) > 1 else Completions
+        outputs = kind(wishes, self._loaded.config.block_size)
         inputs = {
             **row.prompt,
             "stream": np.array([is_stream]),
             "sampling_parameters": as_strings([json.dumps(values)]),
-            **{
-                f"return_{name}": np.array([True]) for name in {*completions.needed, *row.asked_for}
-            },
+            **{f"return_{name}": np.array([True]) for name in {*wishes.needed, *row.asked_for}},
         }
         if request.request_id():
             inputs["call_id"] = as_strings([call_id(request.request_id())])
 
         def convert(answer: Outputs) -> Iterator[Outputs]:
-            return (row.convert(*found) for found in completions.split(answer))
+            return (row.convert(*found) for found in outputs.split(answer))
 
         rename = partial(renamed, dialect=row.dialect, tensors=row.tensors)
         sender = RowSender(batch, index, convert, rename)

@@ -75,16 +75,14 @@ _OFF = (
 )
 # Fields that are supported with these values only.
 _NEUTRAL: dict[str, tuple[float, ...]] = {
-    "beam_width": (1,),
     "decoder_input_lengths": (0, 1),
-    "length_penalty": (0, 1),
-    "len_penalty": (0, 1),
     "beam_search_diversity_rate": (0,),
     "runtime_top_p_decay": (0, 1),
     "best_of": (1,),
     "no_repeat_ngram_size": (_ANY_LENGTH, 0),
 }
-_BEAMS = ("beam_width", "length_penalty", "len_penalty", "beam_search_diversity_rate")
+_LENGTH_PENALTIES = ("length_penalty", "len_penalty")
+_WITHOUT_BEAMS = (0, 1)  # length penalties that may come without beams
 
 
 class Vocabulary(Protocol):
@@ -152,7 +150,39 @@ def sampling_values(dialect: Dialect, tensors: Tensors, llm: Vocabulary) -> dict
         tensors, "return_cumulative_logprob"
     ):
         values["logprobs"] = 0
-    return values
+    return values | _beams(tensors)
+
+
+def _beams(tensors: Tensors) -> dict[str, Any]:
+    """Return what is different with beam search, whose defaults are TensorRT-LLM's, too.
+
+    All beams are returned. Their scores are not divided by their lengths, and the search ends with
+    as many complete outputs as there are beams. The seed has no effect.
+    """
+    given = {
+        name: fields.single(name, tensors[name]).item()
+        for name in (
+            *("beam_width", "num_return_sequences", "temperature", "early_stopping"),
+            *_LENGTH_PENALTIES,
+        )
+        if name in tensors
+    }
+    width = given.get("beam_width", 1)
+    penalties = {name: given[name] for name in _LENGTH_PENALTIES if name in given}
+    if width <= 1:
+        for name, penalty in penalties.items():
+            if penalty not in _WITHOUT_BEAMS:
+                raise InvalidRequest(name, "must be 1 without beam search (beam_width)")
+        return {"beam_width": width}
+    if given.get("temperature", 1) not in (0, 1):
+        raise InvalidRequest("temperature", "must be 1 with beam search")
+    return {
+        "beam_width": width,
+        "n": given.get("num_return_sequences", width),
+        "length_penalty": next(iter(penalties.values()), 0.0),
+        "early_stopping": given.get("early_stopping", True),
+        **{"temperature": 0.0, "seed": None},
+    }
 
 
 def _defaults(limits: RequestLimits) -> dict[str, Any]:
@@ -193,6 +223,8 @@ def renamed(error: InvalidRequest, dialect: Dialect, tensors: Tensors) -> Invali
     called["logit_bias"] = (
         "embedding_bias" if "embedding_bias" in tensors else "embedding_bias_weights"
     )
+    if "len_penalty" in tensors:
+        called["length_penalty"] = "len_penalty"
     if "stop_words_list" in tensors:
         called["stop"] = "stop_words_list"
     for older, newer in OLDER_NAMES.items():
@@ -326,8 +358,7 @@ def _refuse_what_is_on(tensors: Tensors) -> None:
         raise InvalidRequest("decoder_input_ids", "is not supported: the model has no encoder")
     for name, values in _NEUTRAL.items():
         if name in tensors and fields.single(name, tensors[name]) not in values:
-            why = ": beam search is not supported" if name in _BEAMS else ""
-            raise InvalidRequest(name, f"must be {values[-1]}{why}")
+            raise InvalidRequest(name, f"must be {values[-1]}")
 
 
 def without_prefix(tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class TritonPythonModel(BatchModel):
         echo = not (is_stream or fields.flag(tensors, "exclude_input_in_output"))
 
         def convert(model: Outputs, common: Outputs) -> Outputs:
-            counts = {name: element(model[name].item()) for name in wanted}
+            counts = {name: element(model[name].sum()) for name in wanted}
             return {"text_output": model["text_output"], **common, **counts}
 
         return RowRequest(TEXT, tensors, text_prompt(tensors, echo=echo), convert)

@@ -94,6 +94,9 @@ class SamplingParams(RequestBody):
     thinking_token_budget: int | None = Field(
         None, ge=-1, le=INT32_MAX, description="-1 for no limit"
     )
+    beam_width: int | None = Field(None, ge=1, le=MAX_BEAM_WIDTH)
+    length_penalty: float | None = Field(None, ge=-4, le=4)
+    early_stopping: bool | Literal["never"] | None = None
 
     def sampling_fields(self) -> dict[str, Any]:
         """Return the parameters that the engine takes under the same names."""
@@ -113,10 +116,7 @@ class GenerateParams(SamplingParams):
     """Parameters of sampling that chats and completions have in common."""
 
     n: int | None = Field(None, ge=1, le=MAX_N)
-    beam_width: int | None = Field(None, ge=1, le=MAX_BEAM_WIDTH)
     use_beam_search: bool | None = Field(None, description="with n as the width")
-    length_penalty: float | None = Field(None, ge=-4, le=4)
-    early_stopping: bool | Literal["never"] | None = None
     stop: StopStrings | None = None
     stop_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
