@@ -38,6 +38,7 @@ from paged_backend.values.beams import MAX_CANDIDATES
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import InvalidRequest, option_error
 from paged_backend.values.log import LOG
+from paged_backend.values.lora import numbered
 from paged_backend.values.outputs import (
     EngineStats,
     FinishReason,
@@ -132,9 +133,10 @@ class Engine:
             config.num_adapters_in_memory,
             # Not a method of this engine, which a cycle of references would keep alive.
             partial(_adapters_in_use, self.scheduler, self._compiling),
+            None if config.runtime_lora_folder is None else Path(config.runtime_lora_folder),
         )
-        for name, folder in (config.lora_modules or {}).items():
-            self.adapters.load(name, Path(folder))
+        for lora in numbered(config.lora_modules or {}).values():
+            self.adapters.load(lora)
 
     def add_request(self, request: Request, progress: Progress = ()) -> None:
         """Queue a request.

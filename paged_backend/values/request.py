@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.lora import LoRARequest
 from paged_backend.values.options.limits import LimitOptions
 from paged_backend.values.pooling_params import PoolingParams
 from paged_backend.values.sampling_params import INT32_MAX, SamplingParams
@@ -39,7 +40,7 @@ class Request:
     cache_hit_threshold: float = 0.0
     speculate: bool = True  # guess its tokens, where the engine does
     predicted_token_ids: list[int] = field(default_factory=list)  # a text that it may repeat
-    lora_name: str = ""  # the LoRA adapter that changes the model for it; empty: none
+    lora: LoRARequest | None = None  # the adapter that changes the model for it
     adapter: str = ""  # the digest of this adapter's weights, which the engine fills in
 
     @property
