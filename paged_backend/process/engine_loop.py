@@ -24,6 +24,7 @@ from paged_backend.engine.executors import open_executor
 from paged_backend.engine.machine_share import take_share
 from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.process import wire
+from paged_backend.process.adapter_names import FILE
 from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
 from paged_backend.process.kv_events.publisher import KVEventPublisher
 from paged_backend.process.lifetime import (
@@ -235,6 +236,7 @@ class EngineLoop:
         self._changes = AdapterChanges(engine.adapters)
         self._front_ends: list[str] = []  # the first of them reports the metrics
         self._running = True
+        self.is_deserted = False  # no front end is left, or no server
         self._stats_due = 0.0
         self._reported: EngineStats | None = None
         self._earlier: EngineStats | None = None  # counts of the previous engines
@@ -366,6 +368,7 @@ class EngineLoop:
         if sender == SERVER:
             end_enrolled(self._mailbox.run_dir)
         if not self._front_ends or sender == SERVER:
+            self.is_deserted = True
             self.stop()
 
     def _send(self, outputs: list[SequenceOutput]) -> None:
@@ -454,7 +457,7 @@ def serve(config_json: str, run_dir: Path, server: ProcessId, number: int) -> in
     """
     page = StatusPage.create(run_dir)
     mailbox = Mailbox(run_dir, server)
-    kv_events = None
+    kv_events = loop = None
     try:
         config = EngineConfig.from_mapping(json.loads(config_json))
         log_to_stderr(config.log_level)
@@ -479,4 +482,6 @@ def serve(config_json: str, run_dir: Path, server: ProcessId, number: int) -> in
         if kv_events is not None:
             kv_events.close()
         mailbox.close()
-        remove_runtime_folder(run_dir)
+        # The front ends that are left keep the names of adapters there.
+        if (loop is not None and loop.is_deserted) or not (run_dir / FILE).exists():
+            remove_runtime_folder(run_dir)
