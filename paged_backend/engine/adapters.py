@@ -175,6 +175,12 @@ class Adapters:
             self._drop_readings()
         return waiting
 
+    @property
+    def waiting_names(self) -> set[str]:
+        """The names of the adapters that requests wait for."""
+        loras = (waiting.request.lora for waiting in self._waiting.values())
+        return {lora.lora_name for lora in loras if lora is not None}
+
     def __len__(self) -> int:
         """Return the number of requests and loads that wait for an adapter."""
         return len(self._waiting) + len(self._loading)

@@ -93,7 +93,7 @@ class Engine:
             scores_pairs=info.scores_pairs,
             normalize=info.pooling is not None and info.pooling.normalize,
             speculates=drafter is not None,
-            has_adapters=executor.adapters is not None,
+            max_loras=0 if executor.adapters is None else config.max_loras,
         )
         # Prefix hits skip hidden states, so only pooling of the last token may use the cache.
         has_all_states = info.pooling is None or info.pooling.kind is PoolingType.LAST
@@ -284,7 +284,13 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts since the start and the present state."""
         bytes_per_token = self.executor.info.kv_bytes_per_token
-        return replace(self.scheduler.stats(), kv_bytes_per_token=bytes_per_token)
+        running, waiting = self.scheduler.sequences.adapter_names()
+        return replace(
+            self.scheduler.stats(),
+            kv_bytes_per_token=bytes_per_token,
+            running_adapters=running,
+            waiting_adapters=tuple(sorted({*waiting, *self.adapters.waiting_names})),
+        )
 
     def _wait(self) -> ModelRunnerOutput:
         """Wait for the earliest step in flight."""

@@ -123,7 +123,7 @@ class RequestLimits:
     normalize: bool = False  # embeddings are scaled to a length of 1
     scores_pairs: bool = False  # the model is a reranker, which scores pairs of texts
     speculates: bool = False  # the engine guesses tokens
-    has_adapters: bool = False  # requests may name LoRA adapters
+    max_loras: int = 0  # different LoRA adapters of a step; 0: requests cannot name any
 
     @classmethod
     def of(
@@ -137,7 +137,7 @@ class RequestLimits:
         normalize: bool = False,
         scores_pairs: bool = False,
         speculates: bool = False,
-        has_adapters: bool = False,
+        max_loras: int = 0,
     ) -> RequestLimits:
         """Combine the options with the limits of the loaded model."""
         return cls(
@@ -164,8 +164,13 @@ class RequestLimits:
             normalize=normalize,
             scores_pairs=scores_pairs,
             speculates=speculates,
-            has_adapters=has_adapters,
+            max_loras=max_loras,
         )
+
+    @property
+    def has_adapters(self) -> bool:
+        """True if requests may name LoRA adapters."""
+        return self.max_loras > 0
 
     @property
     def makes_embeddings(self) -> bool:

@@ -7,6 +7,7 @@ value of each series is reported when there is time.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -58,6 +59,11 @@ class Registry:
     def info(self, name: str, help: str) -> Info:
         """Return a gauge of value 1 with facts as its labels."""
         return Info(lambda labels: self.gauge(name, help, **labels))
+
+    def moment(self, name: str, help: str) -> Moment:
+        """Return a gauge with facts as labels and the time as its value."""
+        kind = self._make_family.GAUGE
+        return Moment(lambda labels: self._metric(kind, name, help, labels))
 
     def counters_by_position(self, name: str, help: str) -> CountersByPosition:
         """Return shared counters with a label ``position``, which exist once they are not 0."""
@@ -168,6 +174,28 @@ class Info:
             self._gauge.show(0)
         self._facts, self._gauge = labels, self._make_gauge(labels)
         self._gauge.show(1)
+
+
+class Moment:
+    """Facts as labels of a gauge with the time at which they were last true.
+
+    The series with the facts before them is deleted, because any number of facts may follow.
+
+    Args:
+        make_metric: makes the series with these labels.
+    """
+
+    def __init__(self, make_metric: Callable[[dict[str, str]], Any]) -> None:
+        self._make_metric = make_metric
+        self._facts: dict[str, str] = {}
+        self._metric: Any = None
+
+    def show(self, **facts: str) -> None:
+        """Report facts now, if they have changed."""
+        if facts != self._facts:
+            self._facts, self._metric = facts, None  # the server deletes it with its last reference
+            self._metric = self._make_metric(facts)
+            self._metric.set(time.time())
 
 
 class Counter(MetricSeries):
