@@ -330,7 +330,7 @@ def test_guides_constrain_the_answer(server: Server) -> None:
     [
         ({"beam_width": 2}, "beam_width: must be 1: beam search is not supported"),
         ({"length_penalty": 0.5}, "length_penalty: must be 1"),
-        ({"lora_task_id": 7}, "lora_task_id: is not supported"),
+        ({"lora_task_id": 7}, "LoRA feature is not enabled."),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size: must be 0"),
         (
             {"seed": 1, "random_seed": 1},

@@ -62,8 +62,11 @@ class Registry:
 
     def moment(self, name: str, help: str) -> Moment:
         """Return a gauge with facts as labels and the time as its value."""
-        kind = self._make_family.GAUGE
-        return Moment(lambda labels: self._metric(kind, name, help, labels))
+
+        def make_family() -> Any:
+            return self._make_family(name=name, description=help, kind=self._make_family.GAUGE)
+
+        return Moment(make_family, self._labels)
 
     def counters_by_position(self, name: str, help: str) -> CountersByPosition:
         """Return shared counters with a label ``position``, which exist once they are not 0."""
@@ -179,23 +182,29 @@ class Info:
 class Moment:
     """Facts as labels of a gauge with the time at which they were last true.
 
-    The series with the facts before them is deleted, because any number of facts may follow.
+    The series with the facts before them is deleted, because any number of facts may follow. The
+    server deletes a series only with the object of its family, so each has one of its own.
 
     Args:
-        make_metric: makes the series with these labels.
+        make_family: makes an object of the family.
+        labels: labels of each series besides the facts.
     """
 
-    def __init__(self, make_metric: Callable[[dict[str, str]], Any]) -> None:
-        self._make_metric = make_metric
+    def __init__(self, make_family: Callable[[], Any], labels: Mapping[str, str]) -> None:
+        self._make_family = make_family
+        self._labels = labels
         self._facts: dict[str, str] = {}
-        self._metric: Any = None
+        self._series: tuple[Any, Any] | None = None  # family and metric
 
     def show(self, **facts: str) -> None:
         """Report facts now, if they have changed."""
-        if facts != self._facts:
-            self._facts, self._metric = facts, None  # the server deletes it with its last reference
-            self._metric = self._make_metric(facts)
-            self._metric.set(time.time())
+        if facts == self._facts:
+            return
+        self._facts, self._series = facts, None  # deletes the one before
+        family = self._make_family()
+        metric = family.Metric(labels={**self._labels, **facts})
+        metric.set(time.time())
+        self._series = family, metric
 
 
 class Counter(MetricSeries):
