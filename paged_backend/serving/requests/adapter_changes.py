@@ -21,6 +21,7 @@ from paged_backend.values.validation import shorten
 
 OFF = "cannot be loaded or unloaded: the option runtime_lora_folder is not set"
 _MAX_PATH_LENGTH = 4096  # characters
+_MAX_SHOWN = 64  # characters of a name in an error
 
 
 @dataclass(slots=True)
@@ -176,7 +177,7 @@ class AdapterChanges:
 
 def _refuse_others(values: Mapping[str, Any]) -> None:
     for name in values:
-        raise InvalidRequest(shorten(name), "is not known for adapters")
+        raise InvalidRequest(name[:_MAX_SHOWN], "is not known for adapters")
 
 
 def _succeed(sender: Sender) -> None:
