@@ -58,7 +58,7 @@ class Adapters:
         self._in_use = in_use
         self._runtime_folder = runtime_folder
         self._own: set[LoRARequest] = set()  # `load` has read them
-        self._digests: dict[LoRARequest, str] = {}  # of those in memory
+        self._digests: dict[LoRARequest, str] = {}  # digests of those in memory
         self._in_memory: OrderedDict[str, None] = OrderedDict()  # digests, last used at the end
         self._waiting: dict[str, LoadingRequest] = {}  # by request_id, in the order of arrival
         self._loading: dict[str, LoRARequest] = {}  # by load_id

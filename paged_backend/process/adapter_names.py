@@ -39,7 +39,7 @@ class AdapterNames:
     def __init__(self, folder: Path, modules: Mapping[str, str] | None) -> None:
         self._file = folder / FILE
         self._fixed = numbered(modules or {})
-        self._version: tuple[int, int] | None = None  # of the file
+        self._version: tuple[int, int] | None = None  # state of the file that was read
         self._loaded = _Loaded()
 
     @property

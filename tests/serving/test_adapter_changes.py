@@ -94,7 +94,7 @@ def test_a_load_ends_when_all_engines_have_it(world: World, tmp_path: Path) -> N
     assert caller.answer is None and "a" not in world.names.known
     world.confirm(1)
     assert caller.answer == "done"
-    other = AdapterNames(tmp_path, {"fixed": "/fixed"})  # of another front end
+    other = AdapterNames(tmp_path, {"fixed": "/fixed"})  # those of another front end
     assert other.find("a") == world.names.find("a") == LoRARequest("a", 2, "a")
     with pytest.raises(InvalidRequest, match=r"LoRA b is not supported.*\['fixed', 'a'\]"):
         other.find("b")
