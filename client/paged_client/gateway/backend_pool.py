@@ -234,13 +234,17 @@ class BackendPool:
         """Load an adapter on all servers of a model.
 
         Raises:
-            ClientError: a server cannot; others may have loaded it.
+            ClientError: a server cannot. The others unload it again, unless it was ``in_place``.
         """
-        await self._change_adapters(
+        failed, done = await self._change_adapters(
             self._with_model(model.name),
             model.name,
             lambda client: client.load_adapter(name, path, in_place=in_place),
         )
+        if failed:
+            if not in_place:
+                await self._change_adapters(done, model.name, lambda c: c.unload_adapter(name))
+            raise failed[0]
 
     async def unload_adapter(self, model: ServedModel) -> None:
         """Unload an adapter on all servers that have it, when its requests have ended.
@@ -251,24 +255,28 @@ class BackendPool:
         backends = [b for b in self._backends.values() if b.serves(model)]
         for backend in backends:
             del backend.adapters[model.name][model.adapter]  # no more requests are sent to it
-        await self._change_adapters(
+        failed, _ = await self._change_adapters(
             backends, model.name, lambda client: client.unload_adapter(model.adapter)
         )
+        if failed:
+            raise failed[0]
 
     async def _change_adapters(
         self,
         backends: Sequence[Backend],
         model: str,
         change: Callable[[AsyncClient], Awaitable[None]],
-    ) -> None:
+    ) -> tuple[list[BaseException], list[Backend]]:
+        """Change the adapters of a model; returns the errors, and the servers without any."""
         results = await asyncio.gather(
             *(change(backend.client(model)) for backend in backends), return_exceptions=True
         )
         for backend in backends:
             await backend.refresh_adapters(model)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        return (
+            [result for result in results if result is not None],
+            [b for b, result in zip(backends, results, strict=True) if result is None],
+        )
 
     async def info(self, model: ServedModel) -> ModelInfo:
         """Return a model's properties."""
