@@ -11,7 +11,7 @@ from paged_backend.process import adapter_names, wire
 from paged_backend.process.adapter_names import AdapterNames
 from paged_backend.serving.requests import adapter_changes
 from paged_backend.serving.requests.adapter_changes import AdapterChanges
-from paged_backend.values.errors import EngineDead, InvalidRequest
+from paged_backend.values.errors import EngineDead, InvalidRequest, RequestRefused
 from paged_backend.values.lora import LoRARequest
 
 
@@ -203,6 +203,30 @@ def test_clients_can_change_nothing_by_default(tmp_path: Path) -> None:
     for change in (world.load, world.unload):
         with pytest.raises(InvalidRequest, match=adapter_changes.OFF):
             change()
+
+
+def test_the_number_of_open_changes_is_limited(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_changes, "MAX_OPEN", 1)
+    world.load("a")
+    for change in (world.load, world.unload):
+        with pytest.raises(RequestRefused, match="queue_full: 1 adapters are changed"):
+            change("b")
+
+
+def test_a_load_fails_alone_if_its_name_cannot_be_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = world.load()
+    world.confirm(0)
+
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(adapter_names.os, "replace", fail)
+    world.confirm(1)
+    assert "No space left" in str(caller.answer)
 
 
 def test_the_number_of_adapters_is_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

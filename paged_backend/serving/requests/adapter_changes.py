@@ -14,12 +14,13 @@ from paged_backend.process.adapter_names import AdapterNames
 from paged_backend.process.engines import Engines
 from paged_backend.serving.requests.open_requests import Sender
 from paged_backend.serving.requests.parameters import take_lora_name
-from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.errors import InvalidRequest, RequestRefused, as_exception
 from paged_backend.values.log import LOG
 from paged_backend.values.lora import LoRARequest
 from paged_backend.values.validation import shorten
 
 OFF = "cannot be loaded or unloaded: the option runtime_lora_folder is not set"
+MAX_OPEN = 256  # changes of one front end that have not ended
 _MAX_PATH_LENGTH = 4096  # characters
 _MAX_SHOWN = 64  # characters of a name in an error
 
@@ -151,8 +152,8 @@ class AdapterChanges:
     def _end_load(self, lora: LoRARequest, change: _Change) -> None:
         try:
             replaced = self._names.add(lora, in_place=change.in_place)
-        except InvalidRequest as error:
-            _fail(change.sender, error)
+        except Exception as error:  # another load was first, or the file cannot be written
+            _fail(change.sender, as_exception(error))
             return
         LOG.info("adapter %s is loaded from %s", lora.lora_name, shorten(lora.lora_path))
         if replaced is not None:  # nobody waits for the end of its requests
@@ -167,8 +168,11 @@ class AdapterChanges:
                     change.engines.add(engine)
 
     def _name(self, values: dict[str, Any]) -> str:
+        """Remove the name of the adapter from the parameters of a change that is allowed."""
         if not self._is_on:
             raise InvalidRequest("lora_name", OFF)
+        if len(self._open) >= MAX_OPEN:
+            raise RequestRefused("queue_full", f"{MAX_OPEN} adapters are changed; retry after 1 s")
         name = take_lora_name(values)
         if not name:
             raise InvalidRequest("lora_name", "is missing")
