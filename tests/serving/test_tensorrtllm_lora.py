@@ -25,6 +25,21 @@ def test_weights_in_a_request_are_refused_with_the_reason(name):
         lora_values({**TASK, name: np.ones((2, 3), np.float16)})
 
 
+def strings(**values):
+    return {name: np.array([value.encode()], object) for name, value in values.items()}
+
+
+def test_requests_of_the_llm_api_have_a_name_and_a_folder():
+    given = {"lora_id": np.ones(1, np.uint64), **strings(lora_name="sql", lora_path="/sql")}
+    assert lora_values(given) == {"lora_name": "sql", "lora_path": "/sql"}
+    assert lora_values({**given, **strings(lora_ckpt_source="hf")})["lora_name"] == "sql"
+    with pytest.raises(InvalidRequest, match="lora_ckpt_source: can only be hf"):
+        lora_values({**given, **strings(lora_ckpt_source="nemo")})
+    for name in given:
+        with pytest.raises(InvalidRequest, match="must all be provided together"):
+            lora_values({other: value for other, value in given.items() if other != name})
+
+
 def test_an_unknown_task_has_the_text_of_tensorrtllm():
     error = InvalidRequest.verbatim("lora_name", unsupported("x", ["7"]))
     assert str(lora_error(error, TASK)) == (

@@ -152,7 +152,8 @@ class RequestParser:
         if options.pass_through is not None:
             self.check_pass_through(options.pass_through, stream=options.stream)
         values = dict(task.parameters.sampling)
-        own, lora = RequestOptions.take_from(values), self._adapter(take_lora_name(values))
+        own = RequestOptions.take_from(values)
+        lora = self._adapter(take_lora_name(values), values.pop("lora_path", None))
         admit(own.tenant)
         params = resolve_bad_words(self._tokenizer, self._sampling_params(values))
         if not options.wanted.isdisjoint(LOGITS):
@@ -204,9 +205,24 @@ class RequestParser:
             new_reader=partial(self._tool_use.reader, tools, prompt),
         )
 
-    def _adapter(self, name: str) -> LoRARequest | None:
-        """Return the adapter of a name; None for an empty one."""
-        return self._names.find(name) if name and self._names is not None else None
+    def _adapter(self, name: str, path: object) -> LoRARequest | None:
+        """Return the adapter of a name; None for an empty one.
+
+        Args:
+            name: the name, or empty.
+            path: the folder that the adapter must have; None for any.
+
+        Raises:
+            InvalidRequest: there is no such adapter.
+        """
+        if path is not None and not name:
+            raise InvalidRequest("lora_path", "must come with lora_name")
+        if not name or self._names is None:
+            return None
+        lora = self._names.find(name)
+        if path is not None and path != lora.lora_path:
+            raise InvalidRequest("lora_path", f"is not the folder of the loaded adapter {name}")
+        return lora
 
     def _predicted(self, own: RequestOptions, params: SamplingParams) -> list[int]:
         """Return the tokens of a prediction, as many as an answer may have."""
