@@ -223,6 +223,10 @@ def test_adapters_of_vllm_backend(tmp_path):
     (tmp_path / "multi_lora.json").write_text('{"doll": "adapters/doll", "sheep": "/sheep"}')
     modules = {"doll": str(tmp_path / "adapters/doll"), "sheep": "/sheep"}
     assert read_engine_args(file).config.lora_modules == modules
+    (tmp_path / "multi_lora.json").unlink()  # clients load all adapters
+    file.write_text('{"model": "demo", "enable_lora": true, "runtime_lora_folder": "."}')
+    config = read_engine_args(file).config
+    assert (config.lora_modules, config.runtime_lora_folder) == (None, str(tmp_path))
 
 
 def test_flags_without_a_value():

@@ -20,7 +20,9 @@ from paged_client.protocol import (
     SingleDecoder,
     StreamDecoder,
     Tools,
+    adapter_request,
     channel_options,
+    check_done,
     config_request,
     decode_embedding,
     decode_info,
@@ -234,6 +236,19 @@ class AsyncClient(BaseClient):
     async def info(self) -> ModelInfo:
         """Return the model's properties."""
         return decode_info(await self._answer(task_request("info", self._model)))
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        """Load a LoRA adapter, so that requests can name it with ``lora_name``.
+
+        It must be in the folder of the engine's option ``runtime_lora_folder``; ``path`` may be
+        relative to it. With ``in_place`` it may replace an adapter of this name.
+        """
+        request = adapter_request(self._model, name, path, in_place=in_place)
+        check_done(await self._answer(request))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter: no more requests can name it. Returns when its requests ended."""
+        check_done(await self._answer(adapter_request(self._model, name)))
 
     async def inspect(self) -> EngineView:
         """Return the engine's sequences and blocks; requires its option ``enable_inspect``."""

@@ -19,7 +19,9 @@ from paged_client.protocol import (
     Prompt,
     StreamDecoder,
     Tools,
+    adapter_request,
     channel_options,
+    check_done,
     decode_embedding,
     decode_info,
     decode_score,
@@ -190,6 +192,19 @@ class Client(BaseClient):
     def info(self) -> ModelInfo:
         """Return the model's properties."""
         return decode_info(self._answer(task_request("info", self._model)))
+
+    def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        """Load a LoRA adapter, so that requests can name it with ``lora_name``.
+
+        It must be in the folder of the engine's option ``runtime_lora_folder``; ``path`` may be
+        relative to it. With ``in_place`` it may replace an adapter of this name.
+        """
+        request = adapter_request(self._model, name, path, in_place=in_place)
+        check_done(self._answer(request))
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter: no more requests can name it. Returns when its requests ended."""
+        check_done(self._answer(adapter_request(self._model, name)))
 
     def inspect(self) -> EngineView:
         """Return the engine's sequences and blocks; requires its option ``enable_inspect``."""

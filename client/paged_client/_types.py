@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +113,8 @@ class ModelInfo:
     """Properties of a model, as its server reports them.
 
     ``embedding_size`` is the number of numbers in an embedding; 0 if the model makes none. A
-    reranker has ``scores_pairs``.
+    reranker has ``scores_pairs``. ``max_loras`` is 0 if requests cannot name LoRA adapters;
+    ``adapters`` are the folders of those that they can name.
     """
 
     max_model_len: int
@@ -120,6 +122,8 @@ class ModelInfo:
     has_chat_template: bool
     embedding_size: int = 0
     scores_pairs: bool = False
+    max_loras: int = 0
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,24 @@ def task_request(
     return request
 
 
+def adapter_request(
+    model: str, name: str, path: str | None = None, *, in_place: bool = False
+) -> Any:
+    """Return a ``ModelInferRequest`` to load a LoRA adapter, or to unload it without a path."""
+    request = task_request("unload_adapter" if path is None else "load_adapter", model)
+    params: dict[str, Any] = {"lora_name": name}
+    if path is not None:
+        params |= {"lora_path": path, "load_inplace": in_place}
+    _add_text(request, "sampling_parameters", _json("sampling_parameters", params))
+    return request
+
+
+def check_done(response: Any) -> None:
+    """Check the response to a task without a result. Raises ClientError."""
+    if response.error_message:
+        raise from_text(response.error_message)
+
+
 def give_name(request: Any) -> str:
     """Give a ``ModelInferRequest`` a new name that nobody can guess, and return the name."""
     name = uuid.uuid4().hex

@@ -107,6 +107,27 @@ def read_adapter(folder: Path, sizes: Mapping[str, ModuleSizes], max_rank: int) 
     return Adapter(_digest(modules), modules)
 
 
+def check_inside(root: Path, folder: Path) -> Path:
+    """Return the real path of an adapter's folder.
+
+    Args:
+        root: the folder that must have the adapter.
+        folder: the adapter's folder, absolute or relative to ``root``.
+
+    Raises:
+        ConfigError: the folder or one of its files is outside, also by links.
+    """
+    try:
+        root = root.resolve()
+        found = (root / folder).resolve()
+        paths = [found, *((found / name).resolve() for name in (CONFIG, WEIGHTS))]
+    except (OSError, RuntimeError, ValueError):  # a loop of links, or no path at all
+        paths = []
+    if not paths or not all(path.is_relative_to(root) for path in paths):
+        raise ConfigError(f"{shorten(str(folder))} is not inside of the folder of adapters")
+    return found
+
+
 def _modules_of(file: Path, names: list[str]) -> list[str]:
     """Return the names of the modules with weights, each of which has both matrices."""
     found: dict[str, set[str]] = {}

@@ -15,7 +15,7 @@ _FLAGS = (
     *("api_key_file", "openai_restricted_api", "share_prefix_cache", "max_body_bytes"),
     *("max_stream_backlog", "max_connections", "max_connections_per_address"),
     *("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
-    *("request_timeout", "trust_routing_headers", "objective_priorities"),
+    *("runtime_lora_keys", "request_timeout", "trust_routing_headers", "objective_priorities"),
 )
 
 
@@ -37,6 +37,14 @@ def add_gateway_options(group: argparse._ActionsContainer) -> None:
         help="require a header of requests to these routes, one or more of inference, "
         "embedding, model-repository, metrics and health with commas between them; may be "
         "repeated. Other users of this machine can see the value in the list of processes",
+    )
+    group.add_argument(
+        "--runtime-lora-keys",
+        type=Path,
+        metavar="FILE",
+        help="let requests with one of the keys in this file, KEY or NAME KEY on each line, load "
+        "and unload LoRA adapters (/v1/load_lora_adapter, /v1/unload_lora_adapter); the engine's "
+        "option runtime_lora_folder has the adapters. Default: no request can",
     )
     group.add_argument("--request-timeout", type=float, help="seconds for a whole answer")
     group.add_argument(
@@ -127,6 +135,8 @@ def gateway_values(args: argparse.Namespace) -> dict[str, Any]:
     )
     try:
         values["api_keys"] = read_keys(args.api_key_file)
+        if args.runtime_lora_keys is not None:
+            values["runtime_lora_keys"] = read_keys(args.runtime_lora_keys)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if args.request_timeout is not None:

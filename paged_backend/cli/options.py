@@ -97,7 +97,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         for name, value in vars(args).items()
         if name.startswith(_OTHER)
     }
-    for name in ("model", "tokenizer", "download_dir", *_KEY_FILES):
+    for name in ("model", "tokenizer", "download_dir", "runtime_lora_folder", *_KEY_FILES):
         # A cache folder and a key may be made later.
         is_new = name in ("download_dir", *_KEY_FILES)
         if values[name] is not None and (is_new or Path(values[name]).exists()):

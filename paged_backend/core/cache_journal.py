@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from paged_backend.core.block_hash import DIGEST_SIZE
 from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.lora import LoRARequest
 
 
 class KnownBlock(NamedTuple):
@@ -16,6 +17,7 @@ class KnownBlock(NamedTuple):
     parent_hash: bytes | None  # hash of the block before it
     token_ids: list[int]
     has_known_parent: bool
+    lora: LoRARequest | None  # the adapter that it was computed with first
 
 
 class BlockAdded(NamedTuple):
@@ -81,12 +83,18 @@ class CacheJournal:
         self._num_uses: Counter[bytes] = Counter()
 
     def add(
-        self, block_hash: bytes, parent_hash: bytes | None, token_ids: list[int], group: int
+        self,
+        block_hash: bytes,
+        parent_hash: bytes | None,
+        token_ids: list[int],
+        group: int,
+        lora: LoRARequest | None = None,
     ) -> None:
         """Note that a block can be found in a group, which it could not before."""
         block = self._blocks.get(block_hash)
         if block is None:
-            block = KnownBlock(block_hash, parent_hash, token_ids, parent_hash in self._blocks)
+            has_parent = parent_hash in self._blocks
+            block = KnownBlock(block_hash, parent_hash, token_ids, has_parent, lora)
             self._blocks[block_hash] = block
             if parent_hash is not None and block.has_known_parent:
                 self._num_uses[parent_hash] += 1

@@ -209,7 +209,7 @@ class KVCacheManager:
         hashes, num_groups, start = seq.block_hashes, self.num_groups, index * self.block_size
         parent = hashes[(index - 1) * num_groups] if index else None
         tokens = seq.token_ids[start : start + self.block_size]
-        journal.add(hashes[index * num_groups], parent, tokens, group)
+        journal.add(hashes[index * num_groups], parent, tokens, group, seq.request.lora)
 
     def _hits_of_one_table(self, keys: list[bytes]) -> list[int]:
         """Return the registered blocks up to the first key without one."""

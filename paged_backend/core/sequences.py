@@ -92,6 +92,14 @@ class Sequences:
         """The digests of the LoRA adapters that unfinished sequences have."""
         return {seq.request.adapter for seqs in self._by_request.values() for seq in seqs} - {""}
 
+    def adapter_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of the LoRA adapters of started sequences, and of waiting ones."""
+        running, waiting = (
+            {seq.request.lora.lora_name for seq in seqs if seq.request.lora is not None}
+            for seqs in (self.started, self.waiting)
+        )
+        return tuple(sorted(running)), tuple(sorted(waiting))
+
     # --- from the queue to the end --------------------------------------------------------
 
     def add(

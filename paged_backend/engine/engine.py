@@ -38,6 +38,7 @@ from paged_backend.values.beams import MAX_CANDIDATES
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import InvalidRequest, option_error
 from paged_backend.values.log import LOG
+from paged_backend.values.lora import numbered
 from paged_backend.values.outputs import (
     EngineStats,
     FinishReason,
@@ -92,7 +93,7 @@ class Engine:
             scores_pairs=info.scores_pairs,
             normalize=info.pooling is not None and info.pooling.normalize,
             speculates=drafter is not None,
-            has_adapters=executor.adapters is not None,
+            max_loras=0 if executor.adapters is None else config.max_loras,
         )
         # Prefix hits skip hidden states, so only pooling of the last token may use the cache.
         has_all_states = info.pooling is None or info.pooling.kind is PoolingType.LAST
@@ -132,9 +133,10 @@ class Engine:
             config.num_adapters_in_memory,
             # Not a method of this engine, which a cycle of references would keep alive.
             partial(_adapters_in_use, self.scheduler, self._compiling),
+            None if config.runtime_lora_folder is None else Path(config.runtime_lora_folder),
         )
-        for name, folder in (config.lora_modules or {}).items():
-            self.adapters.load(name, Path(folder))
+        for lora in numbered(config.lora_modules or {}).values():
+            self.adapters.load(lora)
 
     def add_request(self, request: Request, progress: Progress = ()) -> None:
         """Queue a request.
@@ -282,7 +284,13 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts since the start and the present state."""
         bytes_per_token = self.executor.info.kv_bytes_per_token
-        return replace(self.scheduler.stats(), kv_bytes_per_token=bytes_per_token)
+        running, waiting = self.scheduler.sequences.adapter_names()
+        return replace(
+            self.scheduler.stats(),
+            kv_bytes_per_token=bytes_per_token,
+            running_adapters=running,
+            waiting_adapters=tuple(sorted({*waiting, *self.adapters.waiting_names})),
+        )
 
     def _wait(self) -> ModelRunnerOutput:
         """Wait for the earliest step in flight."""

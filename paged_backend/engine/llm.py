@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from tqdm import tqdm
@@ -320,21 +319,18 @@ class LLM:
 
     def _adapters(
         self, given: LoRARequest | Sequence[LoRARequest | None] | None, number: int
-    ) -> list[str]:
-        """Load the adapters that are new, and return the name of each prompt's, empty for none."""
+    ) -> list[LoRARequest | None]:
+        """Load the adapters that are new, and return the adapter of each prompt."""
         each = [given] * number if given is None or isinstance(given, LoRARequest) else list(given)
         if len(each) != number:
             raise InvalidRequest("lora_request", f"has {len(each)} entries for {number} prompts")
         for adapter in each:
-            if adapter is None:
-                continue
-            folder = Path(adapter.lora_path)
-            if self.engine.adapters.folders.get(adapter.lora_name) != folder:
-                self.engine.adapters.load(adapter.lora_name, folder)
-        return ["" if adapter is None else adapter.lora_name for adapter in each]
+            if adapter is not None:
+                self.engine.adapters.load(adapter)
+        return each
 
     def _answer(
-        self, text: str | None, ids: list[int], params: SamplingParams, adapter: str
+        self, text: str | None, ids: list[int], params: SamplingParams, lora: LoRARequest | None
     ) -> OfflineAnswer:
         params = resolve_bad_words(self.tokenizer, self.engine.limits.bounded(params))
         self._num_requests += 1
@@ -342,7 +338,7 @@ class LLM:
         if params.structured_outputs is not None:
             grammar = self._checker.grammar(OutputConstraint(params.structured_outputs))
             params = replace(params, structured_outputs=None)  # it has become the grammar
-        request = Request(str(self._num_requests), ids, params, grammar=grammar, lora_name=adapter)
+        request = Request(str(self._num_requests), ids, params, grammar=grammar, lora=lora)
         streams = [TextStream(self.tokenizer, params, prompt=ids) for _ in range(params.n)]
         return OfflineAnswer(request, text, streams)
 

@@ -57,6 +57,9 @@ class EngineClient:
         commits: options that replace those of ``config`` in an engine that is started: what a
             previous engine loaded, although its branch on the Hub may have moved since.
         number: number of the engine among those of the model, counted from 0.
+
+    Attributes:
+        folder: the private folder of the engine.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class EngineClient:
         number: int,
     ) -> None:
         run_dir = runtime_folder(server, model, version, _fingerprint(config, model, number))
-        self._run_dir = run_dir
+        self.folder = run_dir
         enrol(run_dir)
         self._pidfd, self._process = _start_or_find(
             dataclasses.replace(config, **commits), run_dir, server, number
@@ -140,7 +143,7 @@ class EngineClient:
         if not messages and self._pidfd in ready:
             raise EngineDead(GONE)
         if self._page is None and any(isinstance(m, wire.EngineReady) for m in messages):
-            self._page = StatusPage.open(self._run_dir)
+            self._page = StatusPage.open(self.folder)
         return messages
 
     def seconds_without_beat(self) -> float:
@@ -159,7 +162,7 @@ class EngineClient:
     def kill_all(self) -> None:
         """Kill the engine and all its front ends, including this one."""
         self.kill()
-        end_enrolled(self._run_dir)
+        end_enrolled(self.folder)
 
     def close(self) -> None:
         """Disconnect from the engine.

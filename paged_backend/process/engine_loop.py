@@ -18,11 +18,13 @@ from pathlib import Path
 import zmq
 
 from paged_backend.checkpoint.hub import Checkpoint, resolve_checkpoint
+from paged_backend.engine.adapters import Adapters
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.executors import open_executor
 from paged_backend.engine.machine_share import take_share
 from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.process import wire
+from paged_backend.process.adapter_names import FILE
 from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
 from paged_backend.process.kv_events.publisher import KVEventPublisher
 from paged_backend.process.lifetime import (
@@ -34,8 +36,15 @@ from paged_backend.process.lifetime import (
 from paged_backend.process.rate_limit import TenantRateLimit
 from paged_backend.process.status_page import StatusPage
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError, EngineDead, PagedError, RequestRefused
+from paged_backend.values.errors import (
+    ConfigError,
+    EngineDead,
+    InvalidRequest,
+    PagedError,
+    RequestRefused,
+)
 from paged_backend.values.log import LOG, log_to_stderr
+from paged_backend.values.lora import LoRARequest
 from paged_backend.values.outputs import EngineStats, SequenceOutput
 from paged_backend.values.request import Request
 
@@ -141,6 +150,57 @@ class RequestsByCallId:
         return sorted(self._request_ids.get(call_id, ()))
 
 
+class AdapterChanges:
+    """What front ends have asked of an engine's adapters, until it is done.
+
+    Args:
+        adapters: the adapters of the engine.
+    """
+
+    def __init__(self, adapters: Adapters) -> None:
+        self._adapters = adapters
+        self._open: dict[str, LoRARequest] = {}  # by request_id
+        self._loading: dict[str, str] = {}  # change_id -> front end
+        self._dropping: list[tuple[str, wire.DropAdapter]] = []  # with the front ends
+
+    def add(self, request: Request) -> None:
+        """Remember the adapter of an open request."""
+        if request.lora is not None:
+            self._open[request.request_id] = request.lora
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request that has ended; unknown ids are ignored."""
+        self._open.pop(request_id, None)
+
+    def load(self, sender: str, message: wire.LoadAdapter) -> None:
+        """Start to load an adapter.
+
+        Raises:
+            InvalidRequest: the engine has no adapters.
+        """
+        self._adapters.start_loading(message.change_id, message.lora)
+        self._loading[message.change_id] = sender
+
+    def drop(self, sender: str, message: wire.DropAdapter) -> None:
+        """Forget an adapter as soon as no request has it."""
+        self._dropping.append((sender, message))
+
+    def take_done(self) -> list[tuple[str, wire.AdapterChanged]]:
+        """Return what was done since the last call, with the front ends that have asked for it."""
+        done = [
+            (self._loading.pop(change_id), wire.AdapterChanged(change_id, problem))
+            for change_id, problem in self._adapters.take_loaded()
+        ]
+        if self._dropping:
+            used = set(self._open.values())
+            for sender, message in list(self._dropping):
+                if message.lora not in used:
+                    self._adapters.forget(message.lora)
+                    self._dropping.remove((sender, message))
+                    done.append((sender, wire.AdapterChanged(message.change_id)))
+        return done
+
+
 class EngineLoop:
     """Runs steps while there is work, and answers front ends, all on one thread."""
 
@@ -173,8 +233,10 @@ class EngineLoop:
         )
         self._owners: dict[str, str] = {}  # request_id -> front end
         self._requests = RequestsByCallId()
+        self._changes = AdapterChanges(engine.adapters)
         self._front_ends: list[str] = []  # the first of them reports the metrics
         self._running = True
+        self.is_deserted = False  # no front end is left, or no server
         self._stats_due = 0.0
         self._reported: EngineStats | None = None
         self._earlier: EngineStats | None = None  # counts of the previous engines
@@ -208,6 +270,8 @@ class EngineLoop:
                     self._engine.scheduler.check_invariants()
                     fully_checked_s = time.monotonic()
                 checked = True
+            for front_end, change in self._changes.take_done():
+                self._mailbox.send(front_end, change)
             if self._kv_events is not None and self._journal is not None:
                 self._kv_events.publish(self._journal)
             self._report()
@@ -229,6 +293,13 @@ class EngineLoop:
             case wire.ChargeTenant(tenant):
                 with contextlib.suppress(RequestRefused):
                     self._check_rate(sender, tenant)
+            case wire.LoadAdapter(change_id):
+                try:
+                    self._changes.load(sender, message)
+                except InvalidRequest as error:
+                    self._mailbox.send(sender, wire.AdapterChanged(change_id, str(error)))
+            case wire.DropAdapter():
+                self._changes.drop(sender, message)
             case wire.Inspect(request_id):
                 self._inspect(sender, request_id)
             case wire.CancelRequests(request_id, call_id):
@@ -252,6 +323,7 @@ class EngineLoop:
         else:
             self._owners[request.request_id] = sender
             self._requests.add(request)
+            self._changes.add(request)
 
     def _check_room(self, request: Request) -> None:
         queue, retry_after_s = self._engine.scheduler.queue_state(), self._page.retry_after_s
@@ -284,6 +356,7 @@ class EngineLoop:
         if not self._engine.is_open(request_id):
             self._owners.pop(request_id, None)
             self._requests.remove(request_id)
+            self._changes.remove(request_id)
 
     def _leave(self, sender: str) -> None:
         """Handle the end of a front end, or of the server and so of all front ends."""
@@ -295,6 +368,7 @@ class EngineLoop:
         if sender == SERVER:
             end_enrolled(self._mailbox.run_dir)
         if not self._front_ends or sender == SERVER:
+            self.is_deserted = True
             self.stop()
 
     def _send(self, outputs: list[SequenceOutput]) -> None:
@@ -383,7 +457,7 @@ def serve(config_json: str, run_dir: Path, server: ProcessId, number: int) -> in
     """
     page = StatusPage.create(run_dir)
     mailbox = Mailbox(run_dir, server)
-    kv_events = None
+    kv_events = loop = None
     try:
         config = EngineConfig.from_mapping(json.loads(config_json))
         log_to_stderr(config.log_level)
@@ -408,4 +482,6 @@ def serve(config_json: str, run_dir: Path, server: ProcessId, number: int) -> in
         if kv_events is not None:
             kv_events.close()
         mailbox.close()
-        remove_runtime_folder(run_dir)
+        # The front ends that are left keep the names of adapters there.
+        if (loop is not None and loop.is_deserted) or not (run_dir / FILE).exists():
+            remove_runtime_folder(run_dir)

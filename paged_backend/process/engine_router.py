@@ -33,7 +33,8 @@ class EngineRouter:
         Any thread may call it.
         """
         start = array("i", request.prompt_token_ids[:_MAX_TOKENS])
-        return prefix_hashes("", request.cache_salt, start)
+        adapter = "" if request.lora is None else request.lora.lora_name
+        return prefix_hashes(adapter, request.cache_salt, start)
 
     def choose(
         self, route: Sequence[bytes], engines: Collection[int], num_open: Sequence[int]

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
@@ -62,7 +63,12 @@ class EngineSupervisor:
 
     After ``connect`` has returned, one thread calls ``receive``. Any thread may call the other
     methods. Messages that are sent while there is no engine are dropped.
+
+    Attributes:
+        folder: the private folder of the engine and of those after it, once `start` has returned.
     """
+
+    folder: Path
 
     def __init__(
         self, config: EngineConfig, model: str, version: str, server_pid: int, number: int = 0
@@ -101,6 +107,7 @@ class EngineSupervisor:
             self._client = self._make_client()
         except OSError as error:
             raise ConfigError(f"{self._name} cannot be started: {error}") from error
+        self.folder = self._client.folder
         return self._client
 
     def connect(self) -> wire.EngineReady:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
@@ -55,6 +56,11 @@ class Engines:
     def identity(self) -> str:
         """A prefix for ids of requests, which no other front end has."""
         return self._engines[0].identity
+
+    @property
+    def folder(self) -> Path:
+        """The private folder of the first engine; `connect` has returned."""
+        return self._engines[0].folder
 
     def connect(self) -> wire.EngineReady:
         """Wait until all engines are loaded, without a time limit.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from paged_backend.values.lora import LoRARequest
 from paged_backend.values.outputs import EngineStats, EngineView, SequenceOutput
 from paged_backend.values.request import Request, RequestLimits
 from paged_backend.values.sampling_defaults import SamplingDefaults
@@ -63,6 +64,20 @@ class ChargeTenant(msgspec.Struct, frozen=True, tag=True):
     tenant: str
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read and check an adapter that requests will name; AdapterChanged says whether it is good."""
+
+    change_id: str
+    lora: LoRARequest
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Forget an adapter when its last open request has ended, which AdapterChanged confirms."""
+
+    change_id: str
+    lora: LoRARequest
+
+
 class Inspect(msgspec.Struct, frozen=True, tag=True):
     """Ask for a view of the engine.
 
@@ -115,6 +130,13 @@ class RequestsCancelled(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class AdapterChanged(msgspec.Struct, frozen=True, tag=True):
+    """An engine has done what LoadAdapter or DropAdapter asked for; ``problem`` if it cannot."""
+
+    change_id: str
+    problem: str = ""
+
+
 class TenantBlocked(msgspec.Struct, frozen=True, tag=True):
     """The engine accepts no request of a tenant for a while; front ends can refuse them at once."""
 
@@ -144,6 +166,8 @@ ToEngine = (
     | StopCompletion
     | CancelRequests
     | ChargeTenant
+    | LoadAdapter
+    | DropAdapter
     | Inspect
 )
 FromEngine = (
@@ -153,6 +177,7 @@ FromEngine = (
     | RequestRejected
     | RequestDeclined
     | RequestsCancelled
+    | AdapterChanged
     | TenantBlocked
     | Inspection
     | Stats

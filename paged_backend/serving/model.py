@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import triton_python_backend_utils as pb_utils
 
 from paged_backend.grammar.client import GrammarChecker
+from paged_backend.process.adapter_names import AdapterNames
 from paged_backend.process.engines import Engines
 from paged_backend.serving.contract import Array
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
@@ -212,13 +213,15 @@ def _load(deployment: Deployment) -> LoadedModel:
     tokenizer = load_tokenizer(ready.tokenizer, args.config)
     grammars = GrammarChecker(ready.tokenizer, ready.limits.vocab_size)
     tool_use = load_tool_use(ready.tokenizer, tokenizer, args.config)
+    names = AdapterNames(link.folder, args.config.lora_modules)
     front_end = FrontEnd(
         link,
-        RequestParser(tokenizer, ready.limits, grammars, tool_use, ready.sampling_defaults),
+        RequestParser(tokenizer, ready.limits, grammars, tool_use, ready.sampling_defaults, names),
         tokenizer,
         _stat_logger(deployment, args, ready.limits),
         args.config,
         _drain(deployment, args.config),
+        names,
     )
     front_end.start()
     return LoadedModel(front_end, tokenizer, ready.limits, args.config)

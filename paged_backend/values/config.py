@@ -71,8 +71,6 @@ class EngineConfig(
             raise option_error(
                 "enable_lora", f"can only be true for one rank; got {self.num_ranks}"
             )
-        if self.enable_lora and self.kv_events().is_on:
-            raise option_error("enable_lora", "cannot be used together with KV events")
 
     def _check_engines(self) -> None:
         """Refuse options that several engines of a model cannot have."""

@@ -177,7 +177,7 @@ def read_engine_args(path: Path) -> EngineArgs:
             something that this engine lacks.
     """
     values = read_json_object(path)
-    for name in ("model", "tokenizer", "download_dir"):
+    for name in ("model", "tokenizer", "download_dir", "runtime_lora_folder"):
         value = values.get(name)
         if isinstance(value, str) and (path.parent / value).exists():
             values[name] = str((path.parent / value).resolve())
@@ -185,7 +185,9 @@ def read_engine_args(path: Path) -> EngineArgs:
     if isinstance(source, str):
         values["generation_config"] = resolved_source(source, path.parent)
     if _plain(values.get("enable_lora")) is True and values.get("lora_modules") is None:
-        values["lora_modules"] = _read_lora_modules(path.parent / _LORA_MODULES)
+        file = path.parent / _LORA_MODULES
+        if file.exists() or values.get("runtime_lora_folder") is None:
+            values["lora_modules"] = _read_lora_modules(file)
     template = values.get("chat_template")
     if isinstance(template, str):
         values["chat_template"] = resolved_path(template, path.parent)

@@ -1,17 +1,21 @@
-"""A LoRA adapter by its name and folder."""
+"""A LoRA adapter by its name, number and folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+MAX_NAME_LENGTH = 256  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """The adapter of an offline request; the fields are vLLM's.
+    """The adapter of a request; the fields are vLLM's.
 
     Attributes:
-        lora_name: the name, by which the adapter is loaded once.
-        lora_int_id: vLLM's number of the adapter; it has no effect.
+        lora_name: the name by which clients know it.
+        lora_int_id: its number. The weights are read again for another number, although the name
+            and the folder are the same.
         lora_path: the folder that PEFT has saved.
     """
 
@@ -20,9 +24,17 @@ class LoRARequest:
     lora_path: str
 
 
-def unsupported(name: str, known: list[str]) -> str:
+def numbered(modules: Mapping[str, str]) -> dict[str, LoRARequest]:
+    """Return the adapters of the option ``lora_modules`` by their names, numbered from 1."""
+    return {
+        name: LoRARequest(name, number, folder)
+        for number, (name, folder) in enumerate(modules.items(), 1)
+    }
+
+
+def unsupported(name: str, known: Iterable[str]) -> str:
     """Return vLLM backend's text for a name without an adapter."""
-    return f"LoRA {name} is not supported, we currently support {known}"
+    return f"LoRA {name} is not supported, we currently support {list(known)}"
 
 
 NOT_ENABLED = "LoRA feature is not enabled."

@@ -149,6 +149,8 @@ class EngineStats:
     num_draft_tokens: int = 0
     # By the place of a token in its draft: how often it was right, and all tokens before it.
     num_accepted_at: tuple[int, ...] = ()
+    running_adapters: tuple[str, ...] = ()  # names of the LoRA adapters of running sequences
+    waiting_adapters: tuple[str, ...] = ()
     kv_bytes_per_token: int = 0  # in all layers, with the scales of quantized numbers
     finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
     histograms: dict[str, HistogramCounts] = field(default_factory=dict)  # as ENGINE_HISTOGRAMS

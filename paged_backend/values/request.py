@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.lora import LoRARequest
 from paged_backend.values.options.limits import LimitOptions
 from paged_backend.values.pooling_params import PoolingParams
 from paged_backend.values.sampling_params import INT32_MAX, SamplingParams
@@ -39,7 +40,7 @@ class Request:
     cache_hit_threshold: float = 0.0
     speculate: bool = True  # guess its tokens, where the engine does
     predicted_token_ids: list[int] = field(default_factory=list)  # a text that it may repeat
-    lora_name: str = ""  # the LoRA adapter that changes the model for it; empty: none
+    lora: LoRARequest | None = None  # the adapter that changes the model for it
     adapter: str = ""  # the digest of this adapter's weights, which the engine fills in
 
     @property
@@ -122,7 +123,7 @@ class RequestLimits:
     normalize: bool = False  # embeddings are scaled to a length of 1
     scores_pairs: bool = False  # the model is a reranker, which scores pairs of texts
     speculates: bool = False  # the engine guesses tokens
-    has_adapters: bool = False  # requests may name LoRA adapters
+    max_loras: int = 0  # different LoRA adapters of a step; 0: requests cannot name any
 
     @classmethod
     def of(
@@ -136,7 +137,7 @@ class RequestLimits:
         normalize: bool = False,
         scores_pairs: bool = False,
         speculates: bool = False,
-        has_adapters: bool = False,
+        max_loras: int = 0,
     ) -> RequestLimits:
         """Combine the options with the limits of the loaded model."""
         return cls(
@@ -163,8 +164,13 @@ class RequestLimits:
             normalize=normalize,
             scores_pairs=scores_pairs,
             speculates=speculates,
-            has_adapters=has_adapters,
+            max_loras=max_loras,
         )
+
+    @property
+    def has_adapters(self) -> bool:
+        """True if requests may name LoRA adapters."""
+        return self.max_loras > 0
 
     @property
     def makes_embeddings(self) -> bool:

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
+from adapter_folders import make_adapter
 from callers import QUESTIONS, Ask, Crowd, ask_all, greedy
 from paged_client import Client
 from paged_client.errors import InvalidRequest
-from safetensors.torch import load_file, save_file
 from servers import LOAD_TIMEOUT_S, MODEL, kill_engine, metrics, serve_demo, wait_for
 
 from paged_backend import LLM, BeamSearchParams, LoRARequest, SamplingParams
-from paged_backend.checkpoint.bundled import MODEL_DIR
 
 pytestmark = pytest.mark.server
 
 NUM_TOKENS = 100
-
-
-def make_adapter(folder: Path, seed: int) -> str:
-    """Write an adapter of rank 4 for the queries and the down projections of the demo model."""
-    weights = load_file(MODEL_DIR / "model.safetensors")
-    random = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, weight in weights.items():
-        module = name.removesuffix(".weight")
-        if module.endswith(("q_proj", "down_proj")):
-            for part, shape in ("A", (4, weight.shape[1])), ("B", (weight.shape[0], 4)):
-                values = torch.randn(shape, generator=random) * 0.2
-                tensors[f"base_model.model.{module}.lora_{part}.weight"] = values
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
-    config["target_modules"] = ["q_proj", "down_proj"]
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return str(folder)
 
 
 def with_adapter(ask: Ask, name: str) -> Ask:

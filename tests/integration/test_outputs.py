@@ -81,6 +81,7 @@ def test_the_model_tells_its_limits(server, llm):
         **asdict(llm.engine.limits),
         "sampling_defaults": defaults,
         "has_chat_template": True,
+        "adapters": {},
     }
 
 

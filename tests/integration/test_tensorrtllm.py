@@ -339,7 +339,7 @@ def test_guides_constrain_the_answer(server: Server) -> None:
         ({"beam_width": 9}, "beam_width: must be at most max_"),
         ({"beam_width": 2, "return_context_logits": True}, "return_context_logits: must be false"),
         ({"length_penalty": 0.5}, "length_penalty: must be 1 without beam search"),
-        ({"lora_task_id": 7}, "lora_task_id: is not supported"),
+        ({"lora_task_id": 7}, "LoRA feature is not enabled."),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size: must be 0"),
         (
             {"seed": 1, "random_seed": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from checkpoints import make_checkpoint
 from oracle import EOS, make_engine, mixed_work
 from safetensors.torch import load_file, save_file
 
-from paged_backend import ConfigError, InvalidRequest
+from paged_backend import ConfigError, InvalidRequest, LoRARequest
 from paged_backend.engine.engine import Engine
+from paged_backend.values.lora import numbered
 from paged_backend.values.outputs import FinishReason, SequenceOutput
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
@@ -66,6 +68,10 @@ class LoraCase:
         self.modules = {name: str(folder / "adapters" / name) for name in self.names}
         self.model.eval()
 
+    def lora(self, name: str) -> LoRARequest | None:
+        """Return the adapter of a name as the engine knows it from its options."""
+        return numbered(self.modules).get(name)
+
     def engine(self, **options: Any) -> Engine:
         values = {"enable_lora": True, "lora_modules": self.modules, **options}
         return make_engine(self.folder, **values)
@@ -82,7 +88,8 @@ class LoraCase:
         """Check that each token is the likeliest of peft's, and its log-probabilities."""
         answer = [token for output in outputs for token in output.new_token_ids]
         prompt = request.prompt_token_ids
-        logits = self.logits(request.lora_name, prompt + answer)
+        name = "" if request.lora is None else Path(request.lora.lora_path).name
+        logits = self.logits(name, prompt + answer)
         assert answer == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
         assert answer[-1] == EOS or len(answer) == request.params.max_tokens
         found = [entry for output in outputs for entry in output.logprobs or ()]
@@ -108,7 +115,7 @@ def requests(case: LoraCase, number: int = 24, **params: Any) -> list[Request]:
             str(index),
             prompt,
             SamplingParams(temperature=0, max_tokens=max_tokens, **params),
-            lora_name=adapters[index % len(adapters)],
+            lora=case.lora(adapters[index % len(adapters)]),
         )
         for index, (prompt, max_tokens) in enumerate(mixed_work(number))
     ]
@@ -150,7 +157,7 @@ def test_tokens_equal_those_of_peft(case, options):
         for request in work:
             case.confirm(request, outputs[request.request_id])
         work = [
-            Request(f"again {r.request_id}", r.prompt_token_ids, r.params, lora_name=r.lora_name)
+            Request(f"again {r.request_id}", r.prompt_token_ids, r.params, lora=r.lora)
             for r in work
         ]
     if "kv_cache_memory_bytes" in options:
@@ -184,10 +191,10 @@ def test_completions_of_a_request_share_its_adapter(case):
     engine = case.engine()
     prompt = list(range(3, 40))
     params = SamplingParams(temperature=0, max_tokens=8, n=3)
-    outputs = run(engine, [Request("0", prompt, params, lora_name=case.names[4])])["0"]
+    outputs = run(engine, [Request("0", prompt, params, lora=case.lora(case.names[4]))])["0"]
     for index in range(3):
         own = [output for output in outputs if output.index == index]
-        case.confirm(Request("0", prompt, params, lora_name=case.names[4]), own)
+        case.confirm(Request("0", prompt, params, lora=case.lora(case.names[4])), own)
 
 
 def test_a_prompt_shares_no_block_with_another_adapter(case):
@@ -196,7 +203,9 @@ def test_a_prompt_shares_no_block_with_another_adapter(case):
     prompt = list(range(3, 120))
 
     def cached(name: str) -> int:
-        request = Request(f"{name} {engine.stats().num_steps}", prompt, params, lora_name=name)
+        request = Request(
+            f"{name} {engine.stats().num_steps}", prompt, params, lora=case.lora(name)
+        )
         (outputs,) = run(engine, [request]).values()
         case.confirm(request, outputs)
         return outputs[-1].num_cached_tokens
@@ -205,10 +214,11 @@ def test_a_prompt_shares_no_block_with_another_adapter(case):
         assert cached(name) == 0
         assert cached(name) == 112
     first, second = case.names[:2]
-    engine.adapters.load(first, Path(case.modules[first]))
+    engine.adapters.load(case.lora(first))
     assert cached(first) == 112  # the same content
-    engine.adapters.load("other name", Path(case.modules[second]))
-    request = Request("other", prompt, params, lora_name="other name")
+    other = LoRARequest("other name", 99, case.modules[second])
+    engine.adapters.load(other)
+    request = Request("other", prompt, params, lora=other)
     assert run(engine, [request])["other"][-1].num_cached_tokens == 112
 
 
@@ -217,64 +227,131 @@ def test_reloaded_weights_hit_no_block_of_the_earlier_ones(case, tmp_path):
     params = SamplingParams(temperature=0, max_tokens=4)
     prompt = list(range(3, 60))
     for number, source in enumerate(case.names[3:5]):
-        engine.adapters.load("name", Path(case.modules[source]))
-        request = Request(str(number), prompt, params, lora_name="name")
+        lora = LoRARequest("name", number, case.modules[source])
+        engine.adapters.load(lora)
+        request = Request(str(number), prompt, params, lora=lora)
         outputs = run(engine, [request])[str(number)]
         assert outputs[-1].num_cached_tokens == 0
-        case.confirm(Request(str(number), prompt, params, lora_name=source), outputs)
+        case.confirm(Request(str(number), prompt, params, lora=case.lora(source)), outputs)
 
 
 def test_an_adapter_is_replaced_while_a_request_uses_it(case):
     engine = case.engine(max_loras=2)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=False)
     first, second = case.names[3:5]
-    engine.adapters.load("name", Path(case.modules[first]))
-    engine.add_request(Request("old", list(range(3, 30)), params, lora_name="name"))
-    outputs = list(engine.step())
-    engine.adapters.load("name", Path(case.modules[second]))
-    engine.add_request(Request("new", list(range(3, 30)), params, lora_name="name"))
+    outputs: list[SequenceOutput] = []
+    for request_id, source in (("old", first), ("new", second)):
+        lora = LoRARequest("name", 1, case.modules[source])
+        engine.adapters.load(lora)
+        engine.add_request(Request(request_id, list(range(3, 30)), params, lora=lora))
+        outputs += engine.step()
     while engine.has_unfinished:
         outputs += engine.step()
     for request_id, source in (("old", first), ("new", second)):
         own = [output for output in outputs if output.request_id == request_id]
-        case.confirm(Request(request_id, list(range(3, 30)), params, lora_name=source), own)
+        case.confirm(Request(request_id, list(range(3, 30)), params, lora=case.lora(source)), own)
 
 
-def test_unknown_names_and_engines_without_adapters(case):
-    request = Request("0", [3, 4], SamplingParams(max_tokens=1), lora_name="doll")
-    with pytest.raises(InvalidRequest) as error:
-        case.engine().add_request(request)
-    assert str(error.value) == (f"LoRA doll is not supported, we currently support {case.names}")
-    with pytest.raises(InvalidRequest) as error:
-        make_engine(case.folder).add_request(request)
-    assert str(error.value) == "LoRA feature is not enabled."
+def test_engines_without_adapters(case):
+    lora = case.lora(case.names[0])
+    engine = make_engine(case.folder)
+    for use in (
+        lambda: engine.add_request(Request("0", [3, 4], SamplingParams(max_tokens=1), lora=lora)),
+        lambda: engine.adapters.start_loading("load", lora),
+    ):
+        with pytest.raises(InvalidRequest) as error:
+            use()
+        assert str(error.value) == "LoRA feature is not enabled."
+
+
+def load(engine: Engine, lora: LoRARequest) -> str:
+    """Load an adapter while the engine runs; returns the problem."""
+    engine.adapters.start_loading("load", lora)
+    while engine.has_unfinished:
+        assert not engine.step()
+        for load_id, problem in engine.adapters.take_loaded():
+            assert load_id == "load"
+            return problem
+    raise AssertionError("the load has not ended")
+
+
+def test_an_adapter_is_loaded_and_forgotten_while_the_engine_runs(case):
+    root = Path(case.modules[case.names[0]]).parent
+    engine = case.engine(lora_modules=None, runtime_lora_folder=str(root), max_loras=2)
+    first, second = (LoRARequest(name, 7, name) for name in case.names[3:5])
+    params = SamplingParams(temperature=0, max_tokens=24)
+    requests = [
+        Request(lora.lora_name, list(range(3, 30)), params, lora=lora) for lora in (first, second)
+    ]
+    for lora in (first, second):
+        assert load(engine, lora) == ""
+    engine.add_request(requests[0])
+    outputs = engine.step()
+    engine.adapters.forget(first)  # the request goes on with its weights
+    engine.adapters.forget(second)
+    engine.add_request(requests[1])  # its weights are read again
+    while engine.has_unfinished:
+        outputs += engine.step()
+    for request in requests:
+        own = [output for output in outputs if output.request_id == request.request_id]
+        case.confirm(replace(request, lora=case.lora(request.request_id)), own)
+    for lora in (first, second):
+        engine.adapters.forget(lora)
+    assert not engine.adapters._digests and not engine.adapters._reading
+    assert load(engine, first) == ""
+
+
+def test_adapters_outside_of_the_folder_are_refused(case, tmp_path):
+    source = Path(case.modules[case.names[0]])
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    _copy(source, outside)
+    _copy(source, root / "good")
+    (root / "link").symlink_to(outside)
+    (root / "inner link").symlink_to(root / "good")
+    (root / "loop").symlink_to(root / "loop")
+    (root / "linked file").mkdir()
+    for file in outside.iterdir():
+        (root / "linked file" / file.name).symlink_to(file)
+    engine = case.engine(lora_modules=None, runtime_lora_folder=str(root))
+    problem = "is not inside of the folder of adapters"
+    bad = ["link", "linked file", "loop", "..", "../outside", str(outside), "/", "\0", "~"]
+    for number, path in enumerate(bad):
+        found = load(engine, LoRARequest("a", number, path))
+        assert problem in found or "cannot read" in found, path
+    for path in ("good", "inner link", str(root / "good"), "good/../good"):
+        assert load(engine, LoRARequest("a", 1, path)) == ""
+    assert "cannot read" in load(engine, LoRARequest("a", 1, "missing"))
+    engine = case.engine(lora_modules=None)
+    assert "runtime_lora_folder is not set" in load(engine, LoRARequest("a", 1, str(source)))
 
 
 def test_an_adapter_that_has_gone_ends_its_request_alone(case, tmp_path):
     folder = tmp_path / "adapter"
     _copy(Path(case.modules[case.names[0]]), folder)
     engine = case.engine(max_loras=1, lora_modules=None)
-    engine.adapters.load("gone", folder)
-    engine.adapters.load("other", Path(case.modules[case.names[1]]))  # takes its place
+    gone, other = LoRARequest("gone", 1, str(folder)), case.lora(case.names[1])
+    engine.adapters.load(gone)
+    engine.adapters.load(other)  # takes its place
     (folder / "adapter_model.safetensors").unlink()
     params = SamplingParams(temperature=0, max_tokens=4)
     outputs = run(
         engine,
         [
-            Request("0", [3, 4, 5], params, lora_name="gone"),
-            Request("1", [3, 4, 5], params, lora_name="other"),
+            Request("0", [3, 4, 5], params, lora=gone),
+            Request("1", [3, 4, 5], params, lora=other),
         ],
     )
     (failed,) = outputs["0"]
     assert failed.finish_reason is FinishReason.ERROR
     assert "adapter_model.safetensors is missing" in failed.problem
-    case.confirm(Request("1", [3, 4, 5], params, lora_name=case.names[1]), outputs["1"])
+    case.confirm(Request("1", [3, 4, 5], params, lora=case.lora(case.names[1])), outputs["1"])
 
 
 def test_a_request_that_waits_for_its_adapter_is_cancelled(case):
     engine = case.engine(max_loras=1)  # the last adapter is in memory
     params = SamplingParams(temperature=0, max_tokens=4)
-    engine.add_request(Request("0", [3, 4, 5], params, lora_name=case.names[0]))
+    engine.add_request(Request("0", [3, 4, 5], params, lora=case.lora(case.names[0])))
     assert engine.is_open("0") and engine.has_unfinished
     (output,) = engine.cancel_request("0")
     assert output.finish_reason is FinishReason.ABORT
@@ -370,6 +447,7 @@ def test_pickled_weights_are_refused(case, tmp_path):
         ({"max_cpu_loras": 2}, "max_cpu_loras must be at least max_loras"),
         ({"enable_lora": False}, "lora_modules needs enable_lora"),
         ({"lora_modules": {"a": 1}}, "lora_modules must map names to folders"),
+        ({"runtime_lora_folder": "/no folder"}, "runtime_lora_folder must be a folder"),
     ],
 )
 def test_options_that_do_not_fit(case, options, message):

@@ -32,7 +32,8 @@ class Cache:
     def BlockStored(self, event: dict[str, Any]) -> None:
         size, tokens, parent = event["block_size"], event["token_ids"], event["parent_block_hash"]
         assert len(tokens) == size * len(event["block_hashes"])
-        assert event["medium"] == "GPU" and event["lora_id"] is None and event["lora_name"] is None
+        assert event["medium"] == "GPU"
+        assert (event["lora_id"] is None) == (event["lora_name"] is None)
         kind, window = event["kv_cache_spec_kind"], event.get("kv_cache_spec_sliding_window")
         assert kind == ("full_attention" if window is None else "sliding_window")
         for index, block_hash in enumerate(event["block_hashes"]):

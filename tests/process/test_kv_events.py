@@ -21,13 +21,14 @@ from kv_event_subscriber import Cache, Subscriber
 from paged_backend.core.block_hash import DIGEST_SIZE
 from paged_backend.core.cache_journal import CacheJournal, CacheState
 from paged_backend.process.kv_events import publisher as publisher_module
-from paged_backend.process.kv_events.events import short_hash
+from paged_backend.process.kv_events.events import events_of, short_hash
 from paged_backend.process.kv_events.publisher import KVEventPublisher
 from paged_backend.process.kv_events.queue import Changes, EventQueue, Lost
 from paged_backend.process.kv_events.sender import MAX_WAITING
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.lora import LoRARequest
 from paged_backend.values.options.kv_events import KVEventsConfig, is_bound
 
 ENGINE = Path(__file__).with_name("kv_event_engine.py")
@@ -410,3 +411,16 @@ def test_events_need_the_prefix_cache() -> None:
 )
 def test_which_addresses_are_bound(endpoint: str, binds: bool) -> None:
     assert KVEventsConfig(endpoint=endpoint) and is_bound(endpoint) == binds
+
+
+def test_events_name_the_adapter_of_blocks():
+    layout = KVCacheLayout(4, 16)
+    journal = CacheJournal(layout)
+    base, first, second = (bytes([number]) * DIGEST_SIZE for number in range(3))
+    journal.add(base, None, [1, 2, 3, 4], 0)
+    for block_hash, parent in ((first, None), (second, first)):
+        journal.add(block_hash, parent, [1, 2, 3, 4], 0, LoRARequest("sql", 3, "/sql"))
+    of_base, of_adapter = events_of(journal.take(), layout)
+    assert (of_base.lora_id, of_base.lora_name, len(of_base.block_hashes)) == (None, None, 1)
+    assert (of_adapter.lora_id, of_adapter.lora_name) == (3, "sql")
+    assert of_adapter.block_hashes == [short_hash(first), short_hash(second)]

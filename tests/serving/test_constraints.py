@@ -105,7 +105,7 @@ def _thread_of(
     """Return the name of the thread that sends a request to the engine."""
     link = _Link()
     table = RequestTable(link, 2**20)  # type: ignore[arg-type]
-    intake = Intake(link, parser, load_tokenizer("demo"), table, 1000, 1)  # type: ignore[arg-type]
+    intake = Intake(link, parser, load_tokenizer("demo"), table, None, 1000, 1)  # type: ignore[arg-type]
     intake.submit(arrival)
     message, thread = link.sent.get(timeout=60)
     assert isinstance(message, wire.AddRequest) and bool(message.request.grammar) == has_grammar

@@ -16,6 +16,14 @@ from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp
 
 from paged_client import InvalidRequest, Unavailable
+from paged_client.gateway.adapters_api import (
+    LOAD,
+    UNLOAD,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+    load_lora_adapter,
+    unload_lora_adapter,
+)
 from paged_client.gateway.auth import OPEN_PATHS, RequireApiKey, tenant_of
 from paged_client.gateway.backend_pool import BackendPool, BackendRequest
 from paged_client.gateway.backlog import MAX_STARTING
@@ -66,7 +74,7 @@ from paged_client.gateway.schema.chat_completions import ChatRequest
 from paged_client.gateway.schema.completions import CompletionRequest
 from paged_client.gateway.schema.prompts import TextOrIds
 from paged_client.gateway.schema.tokenization import DetokenizeRequest, TokenizeRequest
-from paged_client.gateway.served_names import ServedNames
+from paged_client.gateway.served_names import ServedModel, ServedNames
 from paged_client.gateway.server_metrics import fetch_pages, join_pages
 from paged_client.gateway.version import VERSION
 
@@ -103,13 +111,20 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     app.state.metrics = metrics
     app.state.options = options
     _add_routes(app)
-    document(app, _BODIES, with_keys=bool(options.api_keys))
+    bodies = dict(_BODIES)
+    if options.runtime_lora_keys:
+        _add_adapter_routes(app)
+        bodies |= _ADAPTER_BODIES
+    document(app, bodies, with_keys=bool(options.api_keys))
     add_error_handlers(app)
     guarded: ASGIApp = RequestMetrics(BodyLimit(app, options.max_body_bytes, OPEN_PATHS), metrics)
     if options.restrictions:
         guarded = RestrictRoutes(guarded, options.restrictions)
     # The key is checked before anything else is read or inspected.
-    keyed = RequireApiKey(guarded, options.api_keys) if options.api_keys else guarded
+    keyed = guarded
+    if options.api_keys or options.runtime_lora_keys:
+        others = dict.fromkeys(_ADAPTER_BODIES, options.runtime_lora_keys)
+        keyed = RequireApiKey(guarded, options.api_keys, others)
     return Faults(RequestIds(with_cors(keyed, options.cors)))
 
 
@@ -130,6 +145,15 @@ _BODIES: dict[str, type[RequestBody]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
+_ADAPTER_BODIES: dict[str, type[RequestBody]] = {
+    LOAD: LoadAdapterRequest,
+    UNLOAD: UnloadAdapterRequest,
+}
+
+
+def _add_adapter_routes(app: FastAPI) -> None:
+    app.post(LOAD)(load_lora_adapter)
+    app.post(UNLOAD)(unload_lora_adapter)
 
 
 def _add_routes(app: FastAPI) -> None:
@@ -176,7 +200,7 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
         with_prompt_logprobs=body.prompt_logprobs is not None,
         with_reasoning=body.include_reasoning,
     )
-    response_format = ChoicesFormat(servers.shown_name(model), choices, body.stream_options)
+    response_format = ChoicesFormat(model.shown, choices, body.stream_options)
     response = GatewayResponse(response_format, [servers.stream(backend_request)])
     return await respond(request, response, stream=body.stream)
 
@@ -204,7 +228,7 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
         with_prompt_logprobs=body.prompt_logprobs is not None,
     )
     streams = [servers.stream(backend_request) for backend_request in backend_requests]
-    response_format = ChoicesFormat(servers.shown_name(model), choices, body.stream_options)
+    response_format = ChoicesFormat(model.shown, choices, body.stream_options)
     response = GatewayResponse(response_format, streams)
     return await respond(request, response, stream=body.stream)
 
@@ -212,15 +236,15 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
 async def list_models(servers: Servers) -> Response:
     """List all models that are available now."""
     data = []
-    for name, model in (await servers.models()).items():
+    for model in await servers.models():
         with contextlib.suppress(Unavailable):
-            data.append(await _model_card(servers, name, model))
+            data.append(await _model_card(servers, model, model.shown))
     return JSONResponse({"object": "list", "data": data})
 
 
 async def show_model(model: str, servers: Servers) -> Response:
     """Describe one model."""
-    return JSONResponse(await _model_card(servers, model, await servers.resolve(model)))
+    return JSONResponse(await _model_card(servers, await servers.resolve(model), model))
 
 
 async def tokenize(request: Request, body: TokenizeBody, servers: Servers) -> Response:
@@ -279,7 +303,7 @@ async def show_metrics(request: Request) -> Response:
 
 
 async def _echoed_prompts(
-    servers: BackendPool, model: str, body: CompletionRequest, tenant: str | None
+    servers: BackendPool, model: ServedModel, body: CompletionRequest, tenant: str | None
 ) -> list[EchoedPrompt]:
     """Return the prompts' texts, and their first tokens if log-probabilities are requested."""
     special = body.add_special_tokens
@@ -294,7 +318,9 @@ async def _echoed_prompts(
     ]
 
 
-async def _text(servers: BackendPool, model: str, prompt: TextOrIds, tenant: str | None) -> str:
+async def _text(
+    servers: BackendPool, model: ServedModel, prompt: TextOrIds, tenant: str | None
+) -> str:
     if isinstance(prompt, str):
         return prompt
     return await servers.ask(
@@ -303,7 +329,7 @@ async def _text(servers: BackendPool, model: str, prompt: TextOrIds, tenant: str
 
 
 async def _first_token(
-    servers: BackendPool, model: str, prompt: TextOrIds, special: bool, tenant: str | None
+    servers: BackendPool, model: ServedModel, prompt: TextOrIds, special: bool, tenant: str | None
 ) -> str:
     ids: Sequence[int]
     if isinstance(prompt, str):
@@ -316,13 +342,16 @@ async def _first_token(
     return await servers.ask(model, lambda client: client.detokenize(first, tenant=tenant))
 
 
-async def _model_card(servers: BackendPool, name: str, model: str) -> dict[str, Any]:
+async def _model_card(servers: BackendPool, model: ServedModel, name: str) -> dict[str, Any]:
     info = await servers.info(model)
+    adapter = model.adapter
     return {
         "id": name,
         "object": "model",
         "created": _STARTED_AT,
         "owned_by": "paged-backend",
+        "root": servers.folder(model) if adapter else model.name,
+        "parent": servers.first_name(model.name) if adapter else None,
         "max_model_len": info.max_model_len,
         "vocab_size": info.vocab_size,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from itertools import compress
 from pathlib import Path
@@ -83,18 +83,28 @@ def _api_key(source: str, words: list[str]) -> ApiKey:
 class RequireApiKey:
     """ASGI middleware that requires a key for every path except health and documentation.
 
-    The key is in ``Authorization``, or else in ``x-api-key``.
+    The key is in ``Authorization``, or else in ``x-api-key``. Without ``keys``, only the paths with
+    other keys require one.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[ApiKey]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Iterable[ApiKey],
+        other_keys: Mapping[str, Iterable[ApiKey]] | None = None,
+    ) -> None:
         self._app = app
-        self._tenants = {sha256(key.encode()).digest(): tenant for key, tenant in keys}
+        self._tenants = _by_digest(keys)
+        self._others = {path: _by_digest(other) for path, other in (other_keys or {}).items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the request with its tenant, or refuse it."""
         if scope["type"] == "lifespan" or self._is_open(scope):
             return await self._app(scope, receive, send)
-        tenant = self._tenant(scope)
+        tenants = self._others.get(scope["path"], self._tenants)
+        if not tenants:
+            return await self._app(scope, receive, send)
+        tenant = _tenant(scope, tenants)
         if tenant is not None:
             scope.setdefault("state", {})[_STATE] = tenant
             return await self._app(scope, receive, send)
@@ -109,14 +119,20 @@ class RequireApiKey:
     def _is_open(self, scope: Scope) -> bool:
         return bool(scope["type"] == "http" and scope["raw_path"] in OPEN_PATHS)
 
-    def _tenant(self, scope: Scope) -> str | None:
-        key = _key(scope["headers"])
-        if key is None:
-            return None
-        digest = sha256(key).digest()
-        # Constant time over all keys: timing reveals neither which key matched nor how much of it.
-        matches = [hmac.compare_digest(digest, known) for known in self._tenants]
-        return next(compress(self._tenants.values(), matches), None)
+
+def _by_digest(keys: Iterable[ApiKey]) -> dict[bytes, str]:
+    return {sha256(key.encode()).digest(): tenant for key, tenant in keys}
+
+
+def _tenant(scope: Scope, tenants: Mapping[bytes, str]) -> str | None:
+    """Return the tenant of a request's key; None if it gives none of the keys."""
+    key = _key(scope["headers"])
+    if key is None:
+        return None
+    digest = sha256(key).digest()
+    # Constant time over all keys: timing reveals neither which key matched nor how much of it.
+    matches = [hmac.compare_digest(digest, known) for known in tenants]
+    return next(compress(tenants.values(), matches), None)
 
 
 def _key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

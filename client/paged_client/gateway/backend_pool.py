@@ -14,7 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from paged_client import (
@@ -31,7 +31,7 @@ from paged_client import (
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.metrics import GatewayMetrics
 from paged_client.gateway.named_streams import Name, NamedStreams
-from paged_client.gateway.served_names import ServedNames
+from paged_client.gateway.served_names import ServedModel, ServedNames
 from paged_client.routing import (
     PrefixRouter,
     RoutedPrompt,
@@ -55,7 +55,7 @@ T = TypeVar("T")
 class BackendRequest:
     """A request to one of the servers: a prompt and its parameters."""
 
-    model: str
+    model: ServedModel
     prompt: RoutedPrompt
     params: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = True
@@ -71,6 +71,8 @@ class Backend:
     def __init__(self, address: str, timeout_s: float | None) -> None:
         self.address = address
         self.models: frozenset[str] = frozenset()
+        self.adapters: dict[str, dict[str, str]] = {}  # model -> adapter -> its folder
+        self._without_adapters: set[str] = set()
         self.num_open = 0
         self.is_up = True  # as of the last contact
         self._timeout_s = timeout_s
@@ -111,6 +113,24 @@ class Backend:
             self.is_up = True
         except ClientError:
             self._rest()
+        else:
+            self._without_adapters &= self.models
+            for model in self.models - self._without_adapters:
+                await self.refresh_adapters(model)
+
+    async def refresh_adapters(self, model: str) -> None:
+        """Query the adapters of a model; they stay as they are if it does not answer."""
+        with contextlib.suppress(ClientError, TimeoutError):
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                info = await self.client(model).info()
+            self.adapters[model] = dict(info.adapters)
+            if not info.max_loras:
+                self._without_adapters.add(model)
+
+    def serves(self, model: ServedModel) -> bool:
+        """Return True if the server has the model, and its adapter if it has one."""
+        adapters = self.adapters.get(model.name, {})
+        return model.name in self.models and (not model.adapter or model.adapter in adapters)
 
     async def is_ready(self) -> bool:
         """Return True if any of the server's models answers.
@@ -166,38 +186,99 @@ class BackendPool:
         for backend in self._backends.values():
             await backend.aclose()
 
-    async def models(self) -> dict[str, str]:
-        """Return all models that are served now, by the names that clients are shown."""
+    async def models(self) -> list[ServedModel]:
+        """Return all models that are served now, each name that clients are shown, and adapters."""
         await self._refresh()
-        return self._names.shown(self._known_models())
+        named = self._names.shown(self._known_models())
+        adapters = {
+            name: ServedModel(model, name, name)
+            for model in self._known_models()
+            for name in sorted(self._adapters(model))
+            if name not in named
+        }
+        return [ServedModel(model, name) for name, model in named.items()] + [*adapters.values()]
 
-    def shown_name(self, model: str) -> str:
-        """Return a model's name in answers."""
+    def first_name(self, model: str) -> str:
+        """Return the first name that clients are shown for a model of the servers."""
         return self._names.first(model, self._known_models())
 
-    async def resolve(self, model: str | None) -> str:
-        """Return the name on the servers of the model that a client names, or of the only one.
+    def folder(self, model: ServedModel) -> str:
+        """Return the folder of an adapter."""
+        return self._adapters(model.name).get(model.adapter, "")
+
+    async def resolve(self, model: str | None) -> ServedModel:
+        """Return the model or adapter that a client names, or the only model.
 
         Raises:
             UnknownModel: no server has it, or there is no name and not exactly one model.
             Unavailable: no model is known and no server is available.
         """
-        if model is None or self._names.model(model, self._known_models()) is None:
+        if model is None or self._find(model) is None:
             await self._refresh()
         known = self._known_models()
         if not known and not any(backend.is_up for backend in self._backends.values()):
             raise Unavailable("no server is there")
         if model is None and len(known) == 1:
-            return known[0]
+            return ServedModel(known[0], self.first_name(known[0]))
         shown = ", ".join(sorted(self._names.shown(known)))
         if model is None:
             raise UnknownModel(f"model: is missing; known: {shown}")
-        found = self._names.model(model, known)
+        found = self._find(model)
         if found is None:
             raise UnknownModel(f"model: {model[:64]!a} is not known; known: {shown}")
         return found
 
-    async def info(self, model: str) -> ModelInfo:
+    async def load_adapter(
+        self, model: ServedModel, name: str, path: str, *, in_place: bool
+    ) -> None:
+        """Load an adapter on all servers of a model.
+
+        Raises:
+            ClientError: a server cannot. The others unload it again, unless it was ``in_place``.
+        """
+        failed, done = await self._change_adapters(
+            self._with_model(model.name),
+            model.name,
+            lambda client: client.load_adapter(name, path, in_place=in_place),
+        )
+        if failed:
+            if not in_place:
+                await self._change_adapters(done, model.name, lambda c: c.unload_adapter(name))
+            raise failed[0]
+
+    async def unload_adapter(self, model: ServedModel) -> None:
+        """Unload an adapter on all servers that have it, when its requests have ended.
+
+        Raises:
+            ClientError: a server cannot; others may have unloaded it.
+        """
+        backends = [b for b in self._backends.values() if b.serves(model)]
+        for backend in backends:
+            del backend.adapters[model.name][model.adapter]  # no more requests are sent to it
+        failed, _ = await self._change_adapters(
+            backends, model.name, lambda client: client.unload_adapter(model.adapter)
+        )
+        if failed:
+            raise failed[0]
+
+    async def _change_adapters(
+        self,
+        backends: Sequence[Backend],
+        model: str,
+        change: Callable[[AsyncClient], Awaitable[None]],
+    ) -> tuple[list[BaseException], list[Backend]]:
+        """Change the adapters of a model; returns the errors, and the servers without any."""
+        results = await asyncio.gather(
+            *(change(backend.client(model)) for backend in backends), return_exceptions=True
+        )
+        for backend in backends:
+            await backend.refresh_adapters(model)
+        return (
+            [result for result in results if result is not None],
+            [b for b, result in zip(backends, results, strict=True) if result is None],
+        )
+
+    async def info(self, model: ServedModel) -> ModelInfo:
         """Return a model's properties."""
         return await self.ask(model, lambda client: client.info())
 
@@ -206,13 +287,13 @@ class BackendPool:
         ready = await asyncio.gather(*(backend.is_ready() for backend in self._backends.values()))
         return any(ready)
 
-    async def ask(self, model: str, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    async def ask(self, model: ServedModel, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Return the result of ``question`` from one of the model's servers."""
         error = _nobody(model)
-        for backend in self._attempts(model, ()):
+        for backend in self._attempts(replace(model, adapter=""), ()):
             try:
                 with backend.in_use():
-                    return await question(backend.client(model))
+                    return await question(backend.client(model.name))
             except Unavailable as caught:
                 error = caught
                 if caught.reason == "rate_limited":
@@ -226,12 +307,13 @@ class BackendPool:
             has_begun = False
             try:
                 with backend.in_use():
-                    stream = backend.client(request.model).stream(
+                    stream = backend.client(request.model.name).stream(
                         request.prompt,
                         add_special_tokens=request.add_special_tokens,
                         whole=request.whole,
                         parsed=request.parsed,
                         **request.params,
+                        **request.model.params,
                     )
                     with self._drain.watching(stream), self._named.watching(request.name, stream):
                         async with stream:
@@ -272,7 +354,7 @@ class BackendPool:
         for backend in self._attempts(request.model, _hashes(request), request.hints.source):
             try:
                 with backend.in_use():
-                    stream = send(backend.client(request.model))
+                    stream = send(backend.client(request.model.name))
                     with self._drain.watching(stream):
                         async with stream:
                             (response,) = [item async for item in stream]
@@ -283,9 +365,11 @@ class BackendPool:
                     break
         raise error
 
-    def _attempts(self, model: str, hashes: Sequence[bytes], source: str = "") -> Iterator[Backend]:
+    def _attempts(
+        self, model: ServedModel, hashes: Sequence[bytes], source: str = ""
+    ) -> Iterator[Backend]:
         """Yield the chosen server, then another one for callers that found it unavailable."""
-        left = {b.address: b for b in self._backends.values() if model in b.models}
+        left = {b.address: b for b in self._backends.values() if b.serves(model)}
         for attempt in range(ATTEMPTS):
             # If all of them are in backoff, one must be tried anyway.
             awake = {name: b for name, b in left.items() if b.is_available} or left
@@ -296,8 +380,27 @@ class BackendPool:
             self._metrics.routed(choice, is_retry=attempt > 0)
             yield left.pop(choice.server)
 
+    def _with_model(self, model: str) -> list[Backend]:
+        return [backend for backend in self._backends.values() if model in backend.models]
+
     def _known_models(self) -> list[str]:
         return sorted(frozenset().union(*(b.models for b in self._backends.values())))
+
+    def _adapters(self, model: str) -> dict[str, str]:
+        """Return the folders of the adapters that any server has of a model, by their names."""
+        found: dict[str, str] = {}
+        for backend in self._with_model(model):
+            found |= backend.adapters.get(model, {})
+        return found
+
+    def _find(self, name: str) -> ServedModel | None:
+        """Return the model, or else the adapter, of a name."""
+        known = self._known_models()
+        model = self._names.model(name, known)
+        if model is not None:
+            return ServedModel(model, self.first_name(model))
+        owner = next((model for model in known if name in self._adapters(model)), None)
+        return None if owner is None else ServedModel(owner, name, name)
 
     async def _refresh(self) -> None:
         async with self._refreshing:
@@ -315,9 +418,9 @@ class BackendPool:
 def _hashes(request: BackendRequest) -> list[bytes]:
     """Return the hashes of a prompt's pieces, and of the session, which counts most."""
     salt = request.params.get("cache_salt", "")
-    hashes = prefix_hashes(request.model, salt, request.prompt)
-    session = request.hints.session
-    return [*hashes, session_hash(request.model, session)] if session else hashes
+    name, session = request.model.adapter or request.model.name, request.hints.session
+    hashes = prefix_hashes(name, salt, request.prompt)
+    return [*hashes, session_hash(name, session)] if session else hashes
 
 
 def _server_at(source: str, addresses: Collection[str]) -> str | None:
@@ -329,5 +432,5 @@ def _server_at(source: str, addresses: Collection[str]) -> str | None:
     return there[0] if len(there) == 1 else None
 
 
-def _nobody(model: str) -> ClientError:
-    return Unavailable(f"no server has {model!a} now")
+def _nobody(model: ServedModel) -> ClientError:
+    return Unavailable(f"no server has {model.shown!a} now")

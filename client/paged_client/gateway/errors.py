@@ -14,6 +14,7 @@ from paged_client import ClientError, InvalidRequest, RequestTimeout, Unavailabl
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout_error"}
 _FIELD = re.compile(r"([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*): ")
+_UNKNOWN_ADAPTER = re.compile(r"LoRA .* is not supported, we currently support ")
 _HEAD = re.compile(r"[a-z_]*")
 _TOO_LONG = re.compile(r"has \d+ (tokens; at most|characters, more than can become) (\d+) tokens")
 _MAX_MODEL_LEN = re.compile(r"max_model_len \((\d+)\)")
@@ -90,6 +91,8 @@ class ApiError(Exception):
 
     @classmethod
     def _from_refusal(cls, message: str, field_name: Callable[[str], str]) -> ApiError:
+        if _UNKNOWN_ADAPTER.match(message):
+            return cls(404, message, param="model", code="model_not_found")
         found = _FIELD.match(message)
         if found is None:
             return cls(400, message)

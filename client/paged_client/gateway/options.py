@@ -32,6 +32,8 @@ class GatewayOptions:
     ``routing_headers.py``; clients must not be able to.
     ``objective_priorities``: the engine's priority of each objective that such a router names.
     ``served_names``: models by the names that clients know; None stands for the only model.
+    ``runtime_lora_keys``: the keys of requests that load and unload LoRA adapters; without any, no
+    request can.
     """
 
     triton: tuple[str, ...] = ("127.0.0.1:8001",)
@@ -49,3 +51,4 @@ class GatewayOptions:
     trust_routing_headers: bool = False
     objective_priorities: Mapping[str, int] = field(default_factory=dict)
     served_names: Mapping[str, str | None] = field(default_factory=dict)
+    runtime_lora_keys: tuple[ApiKey, ...] = ()

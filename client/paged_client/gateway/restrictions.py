@@ -20,7 +20,7 @@ GROUPS = {
         *("/v1/embeddings", "/pooling", "/v1/score", "/score"),
         *("/v1/rerank", "/rerank", "/v2/rerank"),
     ),
-    "model-repository": ("/v1/models",),
+    "model-repository": ("/v1/models", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     "metrics": ("/metrics",),
     "health": ("/health",),
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 MAX_NAME_LENGTH = 256
 _NAME = re.compile(r"[\x21-\x3c\x3e-\x7e]{1,256}")  # printable ASCII without "="
@@ -28,6 +30,23 @@ def read_served_names(entries: Iterable[str]) -> dict[str, str | None]:
             raise ValueError(f"the name {name} is given twice")
         names[name] = model or None
     return names
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as a client names it: one of the servers', or a LoRA adapter of it.
+
+    ``name`` is the model's on the servers, ``shown`` the name in answers.
+    """
+
+    name: str
+    shown: str
+    adapter: str = ""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of its requests, which name the adapter."""
+        return {"lora_name": self.adapter} if self.adapter else {}
 
 
 class ServedNames:

@@ -25,9 +25,9 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     parent_block_hash: int | None  # hash of the block before the first one
     token_ids: list[int]  # [len(block_hashes) * block_size]
     block_size: int
-    lora_id: None
+    lora_id: int | None  # number of the LoRA adapter that the blocks were computed with
     medium: str
-    lora_name: None
+    lora_name: str | None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -89,10 +89,15 @@ def _continues(last: BlockStored, change: BlockAdded) -> bool:
     parent = change.block.parent_hash
     return (
         last.group_idx == change.group
+        and last.lora_id == _lora_id(change)
         and parent is not None
         and last.block_hashes[-1] == short_hash(parent)
         and len(last.block_hashes) < MAX_EVENT_BLOCKS
     )
+
+
+def _lora_id(change: BlockAdded) -> int | None:
+    return None if change.block.lora is None else change.block.lora.lora_int_id
 
 
 def _stored(change: BlockAdded, layout: KVCacheLayout) -> BlockStored:
@@ -102,9 +107,9 @@ def _stored(change: BlockAdded, layout: KVCacheLayout) -> BlockStored:
         None if parent is None else short_hash(parent),
         list(change.block.token_ids),
         layout.block_size,
-        None,
+        _lora_id(change),
         MEDIUM,
-        None,
+        None if change.block.lora is None else change.block.lora.lora_name,
         change.group,
         "full_attention" if window is None else "sliding_window",
         window,

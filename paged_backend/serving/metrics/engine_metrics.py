@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from paged_backend.serving.metrics.registry import CountersByPosition, Info, MetricSeries, Registry
+from paged_backend.serving.metrics.registry import (
+    CountersByPosition,
+    Info,
+    MetricSeries,
+    Moment,
+    Registry,
+)
 from paged_backend.values.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason
 from paged_backend.values.request import RequestLimits
 
@@ -108,6 +114,11 @@ def _cache_config_info(registry: Registry, prefix: str) -> Info:
     return registry.info(f"{prefix}cache_config_info", "The KV cache: block size, number of blocks")
 
 
+def _lora_info(registry: Registry, prefix: str) -> Moment:
+    """Return vLLM's gauge with the adapters in use, for the endpoint pickers of gateways."""
+    return registry.moment(f"{prefix}lora_requests_info", "The LoRA adapters in use, by time")
+
+
 def _accepted_at(registry: Registry, prefix: str) -> CountersByPosition:
     """Return vLLM's counters of right tokens of guesses, by their places in a guess."""
     name = f"{prefix}spec_decode_num_accepted_tokens_per_pos_total"
@@ -145,6 +156,8 @@ class EngineMetrics:
         ]
         self._cache_configs = [_cache_config_info(registry, prefix)]
         self._accepted_at = [_accepted_at(registry, prefix)]
+        self._max_loras = limits.max_loras
+        self._lora_infos = [_lora_info(registry, prefix)] if limits.has_adapters else []
         self._up = registry.gauge(f"{prefix}engine_up", "1 while the engine runs")
         self._up.show(1)
         self._restarts = registry.counter(
@@ -162,6 +175,8 @@ class EngineMetrics:
         self._series += _stats_series(self._registry, VLLM_PREFIX, VLLM_GAUGES, VLLM_COUNTERS)
         self._cache_configs.append(_cache_config_info(self._registry, VLLM_PREFIX))
         self._accepted_at.append(_accepted_at(self._registry, VLLM_PREFIX))
+        if self._lora_infos:
+            self._lora_infos.append(_lora_info(self._registry, VLLM_PREFIX))
 
     def report(self, stats: EngineStats, *, anew: bool) -> None:
         """Report the counts; histograms are reported after ``note_histograms``."""
@@ -173,6 +188,12 @@ class EngineMetrics:
             accepted.show(stats.num_accepted_at)
         for info in self._cache_configs:
             info.show(block_size=stats.block_size, num_gpu_blocks=stats.num_blocks)
+        for moment in self._lora_infos:
+            moment.show(
+                max_lora=str(self._max_loras),
+                running_lora_adapters=",".join(stats.running_adapters),
+                waiting_lora_adapters=",".join(stats.waiting_adapters),
+            )
         self._stats = stats
 
     def report_lost(self) -> None:

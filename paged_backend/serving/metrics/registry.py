@@ -7,6 +7,7 @@ value of each series is reported when there is time.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -58,6 +59,14 @@ class Registry:
     def info(self, name: str, help: str) -> Info:
         """Return a gauge of value 1 with facts as its labels."""
         return Info(lambda labels: self.gauge(name, help, **labels))
+
+    def moment(self, name: str, help: str) -> Moment:
+        """Return a gauge with facts as labels and the time as its value."""
+
+        def make_family() -> Any:
+            return self._make_family(name=name, description=help, kind=self._make_family.GAUGE)
+
+        return Moment(make_family, self._labels)
 
     def counters_by_position(self, name: str, help: str) -> CountersByPosition:
         """Return shared counters with a label ``position``, which exist once they are not 0."""
@@ -168,6 +177,34 @@ class Info:
             self._gauge.show(0)
         self._facts, self._gauge = labels, self._make_gauge(labels)
         self._gauge.show(1)
+
+
+class Moment:
+    """Facts as labels of a gauge with the time at which they were last true.
+
+    The series with the facts before them is deleted, because any number of facts may follow. The
+    server deletes a series only with the object of its family, so each has one of its own.
+
+    Args:
+        make_family: makes an object of the family.
+        labels: labels of each series besides the facts.
+    """
+
+    def __init__(self, make_family: Callable[[], Any], labels: Mapping[str, str]) -> None:
+        self._make_family = make_family
+        self._labels = labels
+        self._facts: dict[str, str] = {}
+        self._series: tuple[Any, Any] | None = None  # family and metric
+
+    def show(self, **facts: str) -> None:
+        """Report facts now, if they have changed."""
+        if facts == self._facts:
+            return
+        self._facts, self._series = facts, None  # deletes the one before
+        family = self._make_family()
+        metric = family.Metric(labels={**self._labels, **facts})
+        metric.set(time.time())
+        self._series = family, metric
 
 
 class Counter(MetricSeries):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 from paged_backend.process import wire
+from paged_backend.process.adapter_names import AdapterNames
 from paged_backend.process.engine_supervisor import (
     EngineDied,
     EngineRestarted,
@@ -15,6 +16,7 @@ from paged_backend.process.engine_supervisor import (
 )
 from paged_backend.process.engines import Engines
 from paged_backend.serving.metrics.stat_logger import StatLogger
+from paged_backend.serving.requests.adapter_changes import AdapterChanges
 from paged_backend.serving.requests.delivery import Delivery
 from paged_backend.serving.requests.drain import Drain
 from paged_backend.serving.requests.intake import Intake, answer_cancel
@@ -61,6 +63,7 @@ class FrontEnd:
         stat_logger: StatLogger,
         config: EngineConfig,
         drain: Drain,
+        names: AdapterNames,
     ) -> None:
         self._link = link
         self._stat_logger = stat_logger
@@ -68,8 +71,16 @@ class FrontEnd:
         self._drain = drain
         self._table = RequestTable(link, config.max_open_result_bytes)
         self._delivery = Delivery(self._table, stat_logger)
+        self._changes = AdapterChanges(
+            link,
+            names,
+            is_on=config.runtime_lora_folder is not None,
+            is_used=self._table.uses_adapter,
+        )
         self._intake = Intake(
-            link, parser, tokenizer, self._table, config.max_waiting_tokens, config.stream_interval
+            *(link, parser, tokenizer, self._table, self._changes),
+            config.max_waiting_tokens,
+            config.stream_interval,
         )
         self._refusal_log = RefusalLog()
         self._may_begin = threading.Event()
@@ -94,6 +105,7 @@ class FrontEnd:
         self._intake.close()
         self._delivery.close()
         self._delivery.fail_all(UNLOADING)
+        self._changes.fail_all(UNLOADING)
         self._link.close()
 
     @property
@@ -128,13 +140,14 @@ class FrontEnd:
         self._may_begin.wait(SETTLE_S)
         try:
             while not self._stopping.is_set():
-                is_idle = self._delivery.num_open == 0
+                is_idle = self._delivery.num_open + len(self._changes) == 0
                 steps: list[list[SequenceOutput]] = []
                 for engine, events in self._link.receive(IDLE_POLL_S if is_idle else POLL_S):
                     steps += self._handle(engine, events)
                 for outputs in _portions(steps):
                     self._delivery.respond_all(outputs)
                 self._table.resume()
+                self._changes.end_done()
                 self._delivery.take_large()
                 self._stat_logger.report_refused(self._table.refused)
                 self._refusal_log.write(self._table.refused, time.monotonic())
@@ -162,6 +175,8 @@ class FrontEnd:
                     self._delivery.end(request_id, refusal)
                 case wire.RequestsCancelled(request_id):
                     answer_cancel(self._table, request_id, engine)
+                case wire.AdapterChanged():
+                    self._changes.confirm(engine, event)
                 case wire.Inspection(request_id, view):
                     self._delivery.show(request_id, view)
                 case wire.Stats(stats, anew):
@@ -170,6 +185,7 @@ class FrontEnd:
                     self._lose_engine(engine, error)
                 case EngineRestarted(started_here):
                     self._table.add_engine(engine)
+                    self._changes.add_engine(engine)
                     self._stat_logger.report_back(engine, restarted=started_here)
                 case EngineUnavailable(error):
                     if not self._table.has_engine:
@@ -191,6 +207,7 @@ class FrontEnd:
     def _lose_engine(self, engine: int, error: EngineDead) -> None:
         """Keep requests for another engine, except those that may have killed the last ones."""
         lost = self._table.lose_engine(engine)
+        self._changes.lose_engine(engine)
         self._stat_logger.report_lost(engine)
         for request_id in lost.inspections:
             self._delivery.end(request_id, error)
@@ -203,6 +220,7 @@ class FrontEnd:
     def _die(self, error: EngineDead) -> None:
         self._table.give_up(error)
         self._delivery.fail_all(error)
+        self._changes.fail_all(error)
         for engine in range(self._link.size):
             self._stat_logger.report_lost(engine)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from paged_backend.process import wire
 from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.process.engines import Engines
+from paged_backend.serving.requests.adapter_changes import AdapterChanges
 from paged_backend.serving.requests.answer import GenerationAnswer
 from paged_backend.serving.requests.cancellation import Cancelled
 from paged_backend.serving.requests.held_results import result_bytes
@@ -38,6 +39,7 @@ class Intake:
         parser: checks requests.
         tokenizer: tokenizer of the model.
         table: where requests wait for their responses.
+        changes: loads and unloads adapters.
         max_waiting_tokens: limit of the text that waits to be tokenized.
         stream_interval: number of tokens in a response of a stream.
     """
@@ -48,6 +50,7 @@ class Intake:
         parser: RequestParser,
         tokenizer: Tokenizer,
         table: RequestTable,
+        changes: AdapterChanges,
         max_waiting_tokens: int,
         stream_interval: int,
     ) -> None:
@@ -55,6 +58,7 @@ class Intake:
         self._parser = parser
         self._tokenizer = tokenizer
         self._table = table
+        self._changes = changes
         self._stream_interval = stream_interval
         self._preparation = Preparation(max_waiting_tokens)
 
@@ -89,6 +93,10 @@ class Intake:
             case TaskKind.EMBED | TaskKind.SCORE:
                 self._check_room(incoming)
                 self._prepare(incoming, self._start_pooling)
+            case TaskKind.LOAD_ADAPTER:
+                self._changes.load(task.parameters.sampling, incoming.sender)
+            case TaskKind.UNLOAD_ADAPTER:
+                self._changes.unload(task.parameters.sampling, incoming.sender)
             case TaskKind.TOKENIZE | TaskKind.DETOKENIZE | TaskKind.INFO:
                 self._check_tasks(incoming.tenant)
                 self._prepare(incoming, self._answer_task)

@@ -17,7 +17,7 @@ import msgspec
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
 from paged_backend.values.errors import InvalidRequest
-from paged_backend.values.lora import NOT_ENABLED
+from paged_backend.values.lora import MAX_NAME_LENGTH, NOT_ENABLED
 from paged_backend.values.request import RequestLimits, RequestOptions
 from paged_backend.values.sampling_params import SamplingParams
 from paged_backend.values.validation import coerce, shorten
@@ -27,7 +27,6 @@ LORA_NAME = "lora_name"
 OWN, SAMPLING = "parameters", "sampling_parameters"  # the fields that may hold the parameters
 RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request
 
-_MAX_LORA_NAME = 256  # characters
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_CALL_ID_JSON = 6 * 64 + 2  # characters, each of which may be written as six
 _ESCAPE = "\\u"  # JSON may write the letters of a name so, too
@@ -110,8 +109,8 @@ def take_lora_name(values: dict[str, Any]) -> str:
     name = values.pop(LORA_NAME, None)
     if name is None:
         return ""
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_LORA_NAME:
-        raise InvalidRequest(LORA_NAME, f"must be a string of 1 to {_MAX_LORA_NAME} characters")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
+        raise InvalidRequest(LORA_NAME, f"must be a string of 1 to {MAX_NAME_LENGTH} characters")
     return name
 
 

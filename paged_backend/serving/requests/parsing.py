@@ -11,6 +11,7 @@ from paged_backend.grammar.client import GrammarChecker
 from paged_backend.parsers.formats import ResponseFormat
 from paged_backend.parsers.reading_time import ReadingTime
 from paged_backend.parsers.response import ResponseReader
+from paged_backend.process.adapter_names import AdapterNames
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
@@ -33,6 +34,7 @@ from paged_backend.text.detokenizer import text_of_prompt
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.values.contract import INPUTS
 from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.lora import LoRARequest
 from paged_backend.values.options.responses import ResponseOptions
 from paged_backend.values.output_constraint import OutputConstraint
 from paged_backend.values.request import Request, RequestLimits, RequestOptions
@@ -82,6 +84,7 @@ class RequestParser:
         grammars: translates constraints; without it they are only checked.
         tool_use: reads tools; without it they are refused.
         defaults: parameters of requests that leave them out.
+        names: knows the LoRA adapters; without it their names are not looked up.
     """
 
     def __init__(
@@ -91,8 +94,10 @@ class RequestParser:
         grammars: GrammarChecker | None = None,
         tool_use: ToolUse | None = None,
         defaults: SamplingDefaults = NO_DEFAULTS,
+        names: AdapterNames | None = None,
     ) -> None:
         self._defaults = defaults
+        self._names = names
         self._grammars = grammars
         self._tool_use = tool_use or ToolUse(
             ResponseFormat(), tokenizer, ResponseOptions(), limits.max_json_depth
@@ -101,7 +106,7 @@ class RequestParser:
         self.limits = limits
         self.prompts = PromptReader(tokenizer, limits)
         self.tokenizer_tasks = TokenizerTasks(
-            tokenizer, limits, self.prompts, self._tool_use, defaults
+            tokenizer, limits, self.prompts, self._tool_use, defaults, names
         )
 
     def read(self, tensors: Tensors, parameters_json: str) -> Task:
@@ -147,7 +152,8 @@ class RequestParser:
         if options.pass_through is not None:
             self.check_pass_through(options.pass_through, stream=options.stream)
         values = dict(task.parameters.sampling)
-        own, lora_name = RequestOptions.take_from(values), take_lora_name(values)
+        own = RequestOptions.take_from(values)
+        lora = self._adapter(take_lora_name(values), values.pop("lora_path", None))
         admit(own.tenant)
         params = resolve_bad_words(self._tokenizer, self._sampling_params(values))
         if not options.wanted.isdisjoint(LOGITS):
@@ -186,7 +192,7 @@ class RequestParser:
             cache_hit_threshold=own.cache_hit_threshold,
             speculate=own.speculate,
             predicted_token_ids=self._predicted(own, params),
-            lora_name=lora_name,
+            lora=lora,
         )
         parsed = ParsedRequest(
             request, options, prompt_text, prompt.text is not None, own.timeout_s
@@ -198,6 +204,25 @@ class RequestParser:
             kept_special_ids=self._tool_use.kept_special_ids,
             new_reader=partial(self._tool_use.reader, tools, prompt),
         )
+
+    def _adapter(self, name: str, path: object) -> LoRARequest | None:
+        """Return the adapter of a name; None for an empty one.
+
+        Args:
+            name: the name, or empty.
+            path: the folder that the adapter must have; None for any.
+
+        Raises:
+            InvalidRequest: there is no such adapter.
+        """
+        if path is not None and not name:
+            raise InvalidRequest("lora_path", "must come with lora_name")
+        if not name or self._names is None:
+            return None
+        lora = self._names.find(name)
+        if path is not None and path != lora.lora_path:
+            raise InvalidRequest("lora_path", f"is not the folder of the loaded adapter {name}")
+        return lora
 
     def _predicted(self, own: RequestOptions, params: SamplingParams) -> list[int]:
         """Return the tokens of a prediction, as many as an answer may have."""

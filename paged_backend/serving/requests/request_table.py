@@ -18,6 +18,7 @@ from paged_backend.serving.requests.open_requests import (
     Sender,
 )
 from paged_backend.values.errors import EngineDead, PagedError, RequestRefused
+from paged_backend.values.lora import LoRARequest
 
 MAX_HELD_CANCELS = 4096
 
@@ -222,6 +223,11 @@ class RequestTable:
         """The ids of all open requests, the earliest first."""
         with self._lock:
             return list(self._open)
+
+    def uses_adapter(self, lora: LoRARequest) -> bool:
+        """Return whether an open request has an adapter."""
+        with self._lock:
+            return any(found.answer.request.lora == lora for found in self._open.values())
 
     def overdue(self) -> dict[str, float]:
         """Return the timeouts of open requests that have passed their deadline, by request id.

@@ -20,6 +20,8 @@ class TaskKind(StrEnum):
     EMBED = "embed"
     SCORE = "score"
     CANCEL = "cancel"  # done by the front end
+    LOAD_ADAPTER = "load_adapter"  # engines only read and check it
+    UNLOAD_ADAPTER = "unload_adapter"
     INSPECT = "inspect"  # answered by the engine, which computes nothing for it
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from paged_backend.process.adapter_names import AdapterNames
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -29,6 +30,7 @@ class TokenizerTasks:
         prompts: reads prompts.
         tool_use: reads tools.
         defaults: parameters of requests that leave them out.
+        names: knows the LoRA adapters, if there are any.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class TokenizerTasks:
         prompts: PromptReader,
         tool_use: ToolUse,
         defaults: SamplingDefaults,
+        names: AdapterNames | None,
     ) -> None:
+        self._names = names
         self._defaults = defaults
         self._tokenizer = tokenizer
         self._limits = limits
@@ -81,9 +85,11 @@ class TokenizerTasks:
 
     def _info(self, tensors: Tensors) -> dict[str, Array]:
         del tensors
+        known = {} if self._names is None else self._names.known
         info = {
             **asdict(self._limits),
             "sampling_defaults": asdict(self._defaults),
             "has_chat_template": self._tokenizer.chat_template is not None,
+            "adapters": {name: lora.lora_path for name, lora in known.items()},
         }
         return {"text_output": as_strings([json.dumps(info)])}

@@ -17,6 +17,7 @@ from paged_backend.serving.requests.tasks import TaskKind
 from paged_backend.serving.tensorrtllm.arrays import Outputs, padded
 from paged_backend.serving.tensorrtllm.batch import BatchResponses, RowSender
 from paged_backend.serving.tensorrtllm.completions import COMMON_OUTPUTS
+from paged_backend.serving.tensorrtllm.lora import LLM_API_LORA_INPUTS
 from paged_backend.serving.tensorrtllm.model import BatchModel, RowRequest, call_id
 from paged_backend.serving.tensorrtllm.sampling import IDS, LLM_API, PREFIX, without_prefix
 from paged_backend.serving.tensorrtllm.specs import SAMPLING_INPUTS, TEXT_INPUTS, specs
@@ -37,6 +38,7 @@ _LLM_API_INPUTS = (
     *specs("TYPE_BOOL", 1, f"{PREFIX}exclude_input_from_output"),
     *specs("TYPE_BOOL", 1, f"{PREFIX}return_perf_metrics"),
     *specs("TYPE_BOOL", 1, *(f"return_{name}" for name in _REASONS), "return_cumulative_logprob"),
+    *LLM_API_LORA_INPUTS,
 )
 # Fields that belong to one kind of prompt.
 _IDS_ONLY = (

@@ -16,6 +16,7 @@ import numpy as np
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.requests.prompts import UTF8_BYTES
+from paged_backend.serving.tensorrtllm.lora import lora_error, lora_values
 from paged_backend.serving.tensorrtllm.words import read_texts, read_words
 from paged_backend.text.detokenizer import token_bytes
 from paged_backend.text.tokenizer import Tokenizer
@@ -67,7 +68,6 @@ _OFF = (
     *("prompt_table_extra_id", "prompt_table_extra_ids"),
     *("decoder_text_input", "cross_attention_mask"),
     *("mrope_rotary_cos_sin", "mrope_position_deltas", "context_phase_params"),
-    *("lora_task_id", "lora_weights", "lora_config"),
     *("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"),
     *("retention_token_range_starts", "retention_token_range_ends"),
     *("retention_token_range_priorities", "retention_token_range_durations_ms"),
@@ -127,6 +127,7 @@ def sampling_values(dialect: Dialect, tensors: Tensors, llm: Vocabulary) -> dict
         if theirs in tensors
     }
     values = _defaults(llm.limits) | values | _truncation(dialect, tensors) | _guide(tensors)
+    values |= lora_values(tensors)
     limits = {
         "stop_words": (llm.limits.max_stop_strings, MAX_STOP_LENGTH),
         "bad_words": (MAX_BAD_WORDS, MAX_WORD_LENGTH),
@@ -211,6 +212,8 @@ def with_newer_names(tensors: Tensors) -> Tensors:
 
 def renamed(error: InvalidRequest, dialect: Dialect, tensors: Tensors) -> InvalidRequest:
     """Return the error with the client's name for the field."""
+    if error.field == "lora_name":
+        return lora_error(error, tensors)
     called = {
         **{ours: theirs for theirs, ours in (_SAME | _WORDS).items()},
         "max_tokens": dialect.max_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paged_backend.values.errors import option_error
@@ -40,6 +41,12 @@ class LoraOptions:
         "adapters that requests can name, read at the start, as JSON: "
         '{"name": "folder"}, the folders as PEFT saves them',
     )
+    runtime_lora_folder: str | None = checked(
+        None,
+        Rule(str, optional=True),
+        "folder with the only adapters that clients may load while the server runs; without it "
+        "they can load none",
+    )
 
     @property
     def num_adapters_in_memory(self) -> int:
@@ -57,11 +64,12 @@ class LoraOptions:
                 "max_cpu_loras",
                 f"must be at least max_loras ({self.max_loras}), got {self.max_cpu_loras}",
             )
-        if self.lora_modules is None:
-            return
-        if not self.enable_lora:
-            raise option_error("lora_modules", "needs enable_lora")
-        for name, folder in self.lora_modules.items():
+        for name in ("lora_modules", "runtime_lora_folder"):
+            if getattr(self, name) is not None and not self.enable_lora:
+                raise option_error(name, "needs enable_lora")
+        if self.runtime_lora_folder is not None and not Path(self.runtime_lora_folder).is_dir():
+            raise option_error("runtime_lora_folder", "must be a folder")
+        for name, folder in (self.lora_modules or {}).items():
             if not name or not isinstance(folder, str) or not folder:
                 raise option_error(
                     "lora_modules", f"must map names to folders, got {shorten({name: folder})}"

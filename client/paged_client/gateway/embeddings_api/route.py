@@ -29,6 +29,7 @@ from paged_client.gateway.errors import ApiError, openai_field
 from paged_client.gateway.events import Json, to_json
 from paged_client.gateway.responses import while_connected
 from paged_client.gateway.schema.prompts import TextOrIds
+from paged_client.gateway.served_names import ServedModel
 
 # vLLM, Jina and Cohere have different ones, and their clients append them to an address.
 SCORE_PATHS = ("/v1/score", "/score")
@@ -83,7 +84,7 @@ async def _answer(
         "object": "list",
         "id": f"{form.id_prefix}{uuid.uuid4().hex}",
         "created": int(time.time()),
-        "model": servers.shown_name(model),
+        "model": model.shown,
         "usage": _usage(found),
     }
     if not as_base64 and sum(len(item.vector) for item in found) > _MANY_NUMBERS:
@@ -112,7 +113,7 @@ async def score(request: Request, body: ScoreBody, servers: Servers) -> Response
         "id": f"score-{uuid.uuid4().hex}",
         "object": "list",
         "created": int(time.time()),
-        "model": servers.shown_name(model),
+        "model": model.shown,
         "data": [
             {"index": index, "object": "score", "score": value}
             for index, value in enumerate(scores)
@@ -133,7 +134,7 @@ async def rerank(request: Request, body: RerankBody, servers: Servers) -> Respon
     version = "2" if request.scope["path"].startswith("/v2/") else "1"
     content = {
         "id": f"rerank-{uuid.uuid4().hex}",
-        "model": servers.shown_name(model),
+        "model": model.shown,
         "usage": usage,
         "results": [
             {
@@ -159,8 +160,8 @@ async def _scores(
     first: Sequence[str],
     second: Sequence[str],
     name: PairNames,
-) -> tuple[str, list[float], Json]:
-    """Return the model's name, the score of each pair, and the usage. Raises ApiError.
+) -> tuple[ServedModel, list[float], Json]:
+    """Return the model, the score of each pair, and the usage. Raises ApiError.
 
     A single first text is paired with each second one.
     """
@@ -182,7 +183,7 @@ async def _score_pairs(
     request: Request,
     body: EmbeddingFields,
     servers: BackendPool,
-    model: str,
+    model: ServedModel,
     first: Sequence[str],
     second: Sequence[str],
     name: PairNames,
@@ -208,8 +209,8 @@ async def _embed(
     servers: BackendPool,
     prompts: Sequence[TextOrIds],
     name: Names,
-) -> tuple[str, list[Embedding]]:
-    """Return the model's name and the embeddings of all prompts. Raises ApiError."""
+) -> tuple[ServedModel, list[Embedding]]:
+    """Return the model and the embeddings of all prompts. Raises ApiError."""
     model = await servers.resolve(body.model)
     params = engine_params(request, body)
     requests = [

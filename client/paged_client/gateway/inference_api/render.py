@@ -20,6 +20,7 @@ from paged_client.gateway.schema.chat_completions import ChatRequest
 from paged_client.gateway.schema.completions import CompletionRequest
 from paged_client.gateway.schema.generation import EngineFields, GenerateRequest
 from paged_client.gateway.schema.prompts import TextOrIds
+from paged_client.gateway.served_names import ServedModel
 
 ChatBody = Annotated[ChatRequest, Depends(body_of(ChatRequest))]
 CompletionBody = Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]
@@ -47,7 +48,7 @@ async def render_chat(request: Request, body: ChatBody, servers: Servers) -> Res
             lambda client: client.tokenize(prompt, tenant=tenant, tools=tools, tool_choice=choice),
         ),
     )
-    rendered = _rendered("chatcmpl-", servers.shown_name(model), body, token_ids, body.token_limit)
+    rendered = _rendered("chatcmpl-", model.shown, body, token_ids, body.token_limit)
     if body.logprobs:
         rendered["sampling_params"]["logprobs"] = body.top_logprobs or 0
     rendered["parse_context"] = {
@@ -69,7 +70,7 @@ async def render_completions(request: Request, body: CompletionBody, servers: Se
         return [await _ids(servers, model, prompt, special, tenant) for prompt in body.prompt]
 
     rendered = [
-        _rendered("cmpl-", servers.shown_name(model), body, token_ids, body.max_tokens)
+        _rendered("cmpl-", model.shown, body, token_ids, body.max_tokens)
         for token_ids in await while_connected(request, tokenize_all())
     ]
     for one in rendered:
@@ -78,7 +79,7 @@ async def render_completions(request: Request, body: CompletionBody, servers: Se
 
 
 async def _ids(
-    servers: BackendPool, model: str, prompt: TextOrIds, special: bool, tenant: str | None
+    servers: BackendPool, model: ServedModel, prompt: TextOrIds, special: bool, tenant: str | None
 ) -> list[int]:
     if not isinstance(prompt, str):
         return prompt.tolist()

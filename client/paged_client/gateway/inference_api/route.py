@@ -31,7 +31,7 @@ async def generate(request: Request, body: InferenceBody, servers: Servers) -> R
         name=(tenant_of(request) or "", body.request_id),
         hints=routing_hints(request),
     )
-    response_format = InferenceFormat(servers.shown_name(model), body)
+    response_format = InferenceFormat(model.shown, body)
     response = GatewayResponse(response_format, [servers.stream(backend_request)])
     return await respond(request, response, stream=body.stream)
 

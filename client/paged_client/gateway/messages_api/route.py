@@ -34,9 +34,7 @@ async def create_message(request: Request, body: MessagesBody, servers: Servers)
         parsed=True,
         hints=routing_hints(request),
     )
-    response = GatewayResponse(
-        MessagesFormat(servers.shown_name(model)), [servers.stream(backend_request)]
-    )
+    response = GatewayResponse(MessagesFormat(model.shown), [servers.stream(backend_request)])
     return await respond(request, response, stream=body.stream)
 
 

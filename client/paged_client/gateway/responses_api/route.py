@@ -29,6 +29,6 @@ async def create_response(request: Request, body: ResponsesBody, servers: Server
         parsed=True,
         hints=routing_hints(request),
     )
-    response_format = ResponsesFormat(servers.shown_name(model), body)
+    response_format = ResponsesFormat(model.shown, body)
     response = GatewayResponse(response_format, [servers.stream(backend_request)])
     return await respond(request, response, stream=body.stream)
