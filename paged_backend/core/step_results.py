@@ -69,7 +69,7 @@ class StepResults:
             elif not (seq.is_finished or seq.seq_id in step.dropped_seq_ids):
                 tokens, start = result.token_ids[place], seq.num_known_tokens
                 outputs.append(self._take(seq, tokens, result.logprobs.get(place)))
-                if seq.seq_id in step.drafts:
+                if step.drafts.get(seq.seq_id):
                     # Right drafts after the end of the sequence are not part of it.
                     num_accepted = min(len(tokens) - 1, seq.num_known_tokens - start)
                     self._counters.count_drafts(len(step.drafts[seq.seq_id]), num_accepted)

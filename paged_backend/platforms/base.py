@@ -15,6 +15,7 @@ from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import PlatformKernels
 from paged_backend.models.step_context import StepContext
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.scheduling import StepLimits
 
 
@@ -103,6 +104,23 @@ class Platform(PlatformKernels, Protocol):
             config: the engine's options.
             context: what the layers know about a step's rows, which the runner writes; None for
                 layers without adapters.
+        """
+        ...
+
+    def drafting_runner(
+        self, main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout, num_blocks: int
+    ) -> ModelRunner:
+        """Join the runners of a model and of its draft model, which were made by `model_runner`.
+
+        Args:
+            main: the runner of the model.
+            draft: the runner of the draft model. It uses the block tables of the first group
+                without a window.
+            layout: the groups of the block tables.
+            num_blocks: blocks of both pools.
+
+        Raises:
+            ConfigError: the platform has no draft models.
         """
         ...
 
