@@ -202,6 +202,7 @@ def _with_kv_pool(
         num_blocks=num_blocks,
         loaded_s=loaded_s,
         adapters=adapters,
+        draft_model=None if draft is None else draft.model,
     )
 
 

@@ -17,6 +17,7 @@ from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import KVCacheGroup, KVCacheLayout
+from paged_backend.values.options.model import AUTO
 from paged_backend.values.options.speculation import DRAFT_MODEL
 from paged_backend.values.validation import shorten
 
@@ -63,7 +64,7 @@ def load_draft_model(
         weights=options.load_format != "dummy",
         role="draft model",
     )
-    if uses_fallback(folder, options.model_impl):
+    if uses_fallback(folder, AUTO):
         raise option_error(
             _OPTION, f"{shorten(speculation.model)} cannot be used: transformers computes it"
         )
@@ -76,7 +77,6 @@ def load_draft_model(
         revision=None,
         max_model_len=target.max_model_len,
         quantization=None,
-        enable_lora=False,
     )
     try:
         model = load_model(own, config, quantization, folder, platform)

@@ -15,7 +15,6 @@ from paged_backend.checkpoint.hub import resolve_checkpoint
 from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.executors import open_executor
-from paged_backend.platforms.cpu.drafting_runner import DraftingRunner
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.environment import environment
@@ -82,7 +81,7 @@ class SpeculationBench:
         self._engine = Engine(config, worker)  # refuses platforms without drafts
         runner: Any = worker.model_runner  # a CPU's
         # Drafts of a draft model stay as they are, so that almost none of them is right.
-        runner = runner.main if isinstance(runner, DraftingRunner) else runner
+        runner = getattr(runner, "main", runner)
         runner.sampler = _GivenTokens(worker.info.eos_token_ids, self._answers)
         self._num_requests = 0
 
