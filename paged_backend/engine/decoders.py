@@ -187,7 +187,7 @@ def _with_kv_pool(
     num_blocks = _num_blocks(layout, ranks.gather(room), max_model_len)
     context = None if adapters is None else adapters.context
     runner = platform.model_runner(model, spec, num_blocks, limits, options, context)
-    if draft is not None:
+    if draft is not None and platform.drafting_runner is not None:
         drafts = platform.model_runner(draft.model, draft.spec, num_blocks, limits, options)
         runner = platform.drafting_runner(runner, drafts, layout, num_blocks)
     return LoadedModel(

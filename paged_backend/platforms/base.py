@@ -42,6 +42,24 @@ class ModelRunner(Protocol):
         ...
 
 
+class DraftingRunnerFactory(Protocol):
+    """Joins the model runners of a model and of its draft model."""
+
+    def __call__(
+        self, main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout, num_blocks: int
+    ) -> ModelRunner:
+        """Return a model runner that draws drafts and verifies them.
+
+        Args:
+            main: the runner of the model, which `Platform.model_runner` has made.
+            draft: the same of the draft model. It uses the block tables of the first group
+                without a window.
+            layout: the groups of the block tables.
+            num_blocks: blocks of both pools.
+        """
+        ...
+
+
 class Platform(PlatformKernels, Protocol):
     """A device with the kernels and the model runner that serve it best."""
 
@@ -68,6 +86,11 @@ class Platform(PlatformKernels, Protocol):
     @property
     def supports_async_scheduling(self) -> bool:
         """Whether a step may be launched while the previous one samples its tokens."""
+        ...
+
+    @property
+    def drafting_runner(self) -> DraftingRunnerFactory | None:
+        """How a draft model joins a model; None if the platform has no draft models."""
         ...
 
     @property
@@ -104,23 +127,6 @@ class Platform(PlatformKernels, Protocol):
             config: the engine's options.
             context: what the layers know about a step's rows, which the runner writes; None for
                 layers without adapters.
-        """
-        ...
-
-    def drafting_runner(
-        self, main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout, num_blocks: int
-    ) -> ModelRunner:
-        """Join the runners of a model and of its draft model, which were made by `model_runner`.
-
-        Args:
-            main: the runner of the model.
-            draft: the runner of the draft model. It uses the block tables of the first group
-                without a window.
-            layout: the groups of the block tables.
-            num_blocks: blocks of both pools.
-
-        Raises:
-            ConfigError: the platform has no draft models.
         """
         ...
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
 from paged_backend.core.scheduler_output import LaunchedStep, PendingOutput, TokenMasks
 from paged_backend.core.sequence import PLACEHOLDER
+from paged_backend.platforms.base import ModelRunner
 from paged_backend.platforms.cpu.drafted_slots import DraftedSlots
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
+from paged_backend.values.kv_cache_groups import KVCacheLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,15 @@ class DraftingRunner:
                 token_ids = item.samples[0].token_ids[start:stop]
                 rows.append(ScheduledSequence(item.seq_id, token_ids, start, table, samples))
         return rows
+
+
+def drafting_runner(
+    main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout, num_blocks: int
+) -> DraftingRunner:
+    """See `DraftingRunnerFactory`."""
+    assert isinstance(main, CpuModelRunner) and isinstance(draft, CpuModelRunner)
+    slots = DraftedSlots(layout, num_blocks, layout.windows.index(None))
+    return DraftingRunner(main, draft, slots, layout.max_num_batched_tokens)
 
 
 def _lacks_drafts(item: ScheduledSequence) -> bool:

@@ -19,9 +19,8 @@ from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.models.step_context import StepContext
-from paged_backend.platforms.base import ModelRunner
-from paged_backend.platforms.cpu.drafted_slots import DraftedSlots
-from paged_backend.platforms.cpu.drafting_runner import DraftingRunner
+from paged_backend.platforms.base import DraftingRunnerFactory
+from paged_backend.platforms.cpu.drafting_runner import drafting_runner
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.portable import layers
 from paged_backend.platforms.portable.attention import TorchAttention
@@ -35,7 +34,6 @@ from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.sampling.draws import compile_draws
 from paged_backend.sampling.token_masks import compile_token_masks
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.cache import CPU_KV_CACHE_BYTES
 from paged_backend.values.options.scheduling import CPU_LIMITS, StepLimits
 
@@ -54,6 +52,7 @@ class TorchPlatform:
         self.default_limits = CPU_LIMITS
         self.layers: LayerFunctions = layers
         self.low_rank: LowRankFactory | None = None
+        self.drafting_runner: DraftingRunnerFactory | None = drafting_runner
         self.weight_forms = (WeightForm.W8A8_INT8,)
         self.product_experts = partial(ProductExperts, activate=swiglu_of_rows)
 
@@ -121,14 +120,6 @@ class TorchPlatform:
     ) -> CpuModelRunner:
         """Make the model runner over an attention backend."""
         return CpuModelRunner(model, attention, spec, context)
-
-    def drafting_runner(
-        self, main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout, num_blocks: int
-    ) -> DraftingRunner:
-        """Join the runners of a model and of its draft model."""
-        assert isinstance(main, CpuModelRunner) and isinstance(draft, CpuModelRunner)
-        slots = DraftedSlots(layout, num_blocks, layout.windows.index(None))
-        return DraftingRunner(main, draft, slots, layout.max_num_batched_tokens)
 
     def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
         """Make a model runner for an encoder."""

@@ -18,7 +18,7 @@ from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.models.step_context import StepContext
-from paged_backend.platforms.base import ModelRunner
+from paged_backend.platforms.base import DraftingRunnerFactory
 from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.device import GpuDevice
@@ -31,8 +31,6 @@ from paged_backend.platforms.portable.encoder_runner import EncoderRunner
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import option_error
-from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.cache import CPU_KV_CACHE_BYTES
 from paged_backend.values.options.scheduling import GPU_LIMITS, StepLimits
 
@@ -63,6 +61,7 @@ class GpuPlatform:
         self.layers: LayerFunctions = layers
         self.product_experts: ProductExperts | None = None
         self.low_rank: LowRankFactory | None = None
+        self.drafting_runner: DraftingRunnerFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)
 
@@ -131,16 +130,6 @@ class GpuPlatform:
         if self._gpu is not None:
             prepare(runner, self._gpu, enforce_eager=config.enforce_eager)
         return runner
-
-    def drafting_runner(
-        self, main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout, num_blocks: int
-    ) -> ModelRunner:
-        """Refuse draft models: their drafts are drawn on the host.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise option_error("speculative_config.method", "can be draft_model only on a CPU")
 
     def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
         """Make a model runner for an encoder, which needs no kernels of this platform."""
