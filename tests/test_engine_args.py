@@ -115,8 +115,11 @@ def test_folders_and_files_may_be_relative_to_the_file(tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "m.gguf").touch()
     file = tmp_path / "model.json"
-    file.write_text(json.dumps({"model": "m.gguf", "tokenizer": "weights"}))
+    drafts = {"method": "draft_model", "model": "weights"}
+    values = {"model": "m.gguf", "tokenizer": "weights", "speculative_config": drafts}
+    file.write_text(json.dumps(values))
     config = read_engine_args(file).config
+    assert config.speculation().model == str(tmp_path / "weights")
     assert config.model == str(tmp_path / "m.gguf")
     assert config.tokenizer == str(tmp_path / "weights")
 

@@ -23,6 +23,7 @@ from paged_backend.values.options.parallel import ParallelOptions
 from paged_backend.values.options.reporting import ReportingOptions
 from paged_backend.values.options.responses import ResponseOptions
 from paged_backend.values.options.scheduling import SchedulingOptions
+from paged_backend.values.options.speculation import OPTION, SpeculativeConfig
 from paged_backend.values.validation import DataclassInstance
 
 _OTHER = "vllm_"  # prefix of `dest` for flags that are not fields of EngineConfig
@@ -107,6 +108,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
             name: str(Path(folder).expanduser().resolve()) if isinstance(folder, str) else folder
             for name, folder in values["lora_modules"].items()
         }
+    values[OPTION] = SpeculativeConfig.resolved(values[OPTION], Path.cwd())
     values["generation_config"] = resolved_source(values["generation_config"], Path.cwd())
     if values["chat_template"] is not None:
         values["chat_template"] = resolved_path(values["chat_template"], Path.cwd())

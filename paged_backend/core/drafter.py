@@ -49,7 +49,8 @@ class Drafter(Protocol):
                 any further drafts.
 
         Returns:
-            A draft for each ``seq_id``; sequences without guesses may be missing.
+            A draft for each ``seq_id``; sequences without guesses may be missing. The worker's
+            draft model draws the tokens that are placeholders (``PLACEHOLDER``).
         """
         ...
 
@@ -66,6 +67,15 @@ class Drafter(Protocol):
             The ``seq_id`` of those for which a guess is worth more than the token of a step.
         """
         ...
+
+    def take_drafts(self, drafts: Mapping[int, list[int]]) -> None:
+        """Take note of the drafts that the worker has drawn in place of placeholders.
+
+        Args:
+            drafts: the drafts by ``seq_id``; none for a sequence that the worker could not draft
+                for in this step.
+        """
+        del drafts  # most drafters know their drafts
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Take note of the duration of a step, to weigh what drafts cost against what they give."""

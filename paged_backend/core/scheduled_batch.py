@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from paged_backend.core.scheduler_output import NewSequence
@@ -81,6 +81,15 @@ class ScheduledSequence(NamedTuple):
     pool: PoolSpec | None = None  # rows to pool if the model makes embeddings, and samples nothing
     adapter: str = ""  # the digest of its LoRA adapter; empty: none
 
+    def with_drafts(self, drafts: list[int]) -> ScheduledSequence:
+        """Return the slice with drafts in place of all of its placeholders."""
+        given = self.token_ids[: -self.num_draft_tokens]
+        return self._replace(
+            token_ids=given + drafts,
+            samples=self.samples[: 1 + len(drafts)],
+            num_draft_tokens=len(drafts),
+        )
+
 
 @dataclass(slots=True)
 class WorkerSequence:
@@ -148,6 +157,14 @@ class ScheduledBatch:
     def of(cls, scheduled: list[ScheduledSequence]) -> ScheduledBatch:
         """Return a step of these sequences, which continues none and which none continues."""
         return cls(ContinuedSequences([], [], []), scheduled, 0, [], [])
+
+    def with_drafts(self, drafts: Mapping[int, list[int]]) -> ScheduledBatch:
+        """Return the step with other drafts for some sequences, by ``seq_id``."""
+        scheduled = [
+            item.with_drafts(drafts[item.seq_id]) if item.seq_id in drafts else item
+            for item in self.scheduled
+        ]
+        return replace(self, scheduled=scheduled)
 
     def all_sequences(self) -> Iterator[ScheduledSequence]:
         """Yield all sequences of the step, also the continued ones."""

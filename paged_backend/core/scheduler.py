@@ -180,6 +180,14 @@ class Scheduler:
         """
         return self._results.apply(self._in_flight.popleft(), result)
 
+    def take_drafts(self, drafts: Mapping[int, list[int]]) -> None:
+        """Take the drafts of the newest step that the worker has drawn, by ``seq_id``."""
+        if self._drafter is not None:
+            self._in_flight[-1].drafts.update(
+                (seq_id, Draft(token_ids)) for seq_id, token_ids in drafts.items()
+            )
+            self._drafter.take_drafts(drafts)
+
     @property
     def is_constrained(self) -> bool:
         """True if a sequence in the newest step has a grammar, so that sampling needs masks."""

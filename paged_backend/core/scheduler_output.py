@@ -43,6 +43,7 @@ class Slice(NamedTuple):
     first_new_block: int
     new_block_ids: list[int]
     # Trailing tokens of the slice that are guesses; a token is sampled at each one's position, too.
+    # The worker's draft model draws those that are placeholders.
     draft_token_ids: list[int]
     sample_seq_ids: list[int]  # sequences that sample a token after the slice's last one
     num_prompt_logprobs: int | None  # top tokens for each prompt logprob; None for none
@@ -153,6 +154,10 @@ class LaunchedStep(Protocol):
         These are greedy samples of a forward pass that is over. A sample needs no mask if its token
         is allowed. By default there are none, since a device is still computing.
         """
+        return {}
+
+    def draft_token_ids(self) -> Mapping[int, list[int]]:
+        """Return the drafts that the worker has drawn in place of placeholders, by ``seq_id``."""
         return {}
 
     def sample(self, masks: TokenMasks | None = None) -> PendingOutput:

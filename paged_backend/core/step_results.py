@@ -76,7 +76,8 @@ class StepResults:
                 tokens, start = result.token_ids[place], seq.num_known_tokens
                 output = self._take(seq, tokens, result.logprobs.get(place))
                 outputs.append(output)
-                if (draft := step.drafts.get(seq.seq_id)) is not None:
+                draft = step.drafts.get(seq.seq_id)
+                if draft is not None and draft.token_ids:
                     # Right drafts after the end of the sequence are not part of it.
                     num_accepted = min(len(tokens) - 1, seq.num_known_tokens - start)
                     output.drafts = _counts(draft, num_accepted)

@@ -12,6 +12,7 @@ from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.shape import Windows
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
+from paged_backend.engine.draft_models import load_draft_model
 from paged_backend.engine.loaded_model import (
     LoadedModel,
     check_whole_prompts_fit,
@@ -178,22 +179,30 @@ def _with_kv_pool(
         limits.max_num_batched_tokens,
         tuple(group.window for group in spec.groups),
     )
+    draft = load_draft_model(options, platform, model, layout)
+    specs = [spec] if draft is None else [spec, draft.spec]
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
-    room = torch.tensor([budget, spec.bytes_per_block], device=platform.device)
+    block_bytes = sum(each.bytes_per_block for each in specs)
+    room = torch.tensor([budget, block_bytes], device=platform.device)
     num_blocks = _num_blocks(layout, ranks.gather(room), max_model_len)
     context = None if adapters is None else adapters.context
+    runner = platform.model_runner(model, spec, num_blocks, limits, options, context)
+    if draft is not None and platform.drafting_runner is not None:
+        drafts = platform.model_runner(draft.model, draft.spec, num_blocks, limits, options)
+        runner = platform.drafting_runner(runner, drafts, layout, num_blocks)
     return LoadedModel(
         model=model,
         max_model_len=max_model_len,
         quantization=options.quantization if quantization is None else quantization.method,
-        runner=platform.model_runner(model, spec, num_blocks, limits, options, context),
+        runner=runner,
         step_limits=limits,
         kv_cache=str(kv_format),
-        kv_bytes_per_token=spec.bytes_per_token,
+        kv_bytes_per_token=sum(each.bytes_per_token for each in specs),
         kv_layout=layout,
         num_blocks=num_blocks,
         loaded_s=loaded_s,
         adapters=adapters,
+        draft_model=None if draft is None else draft.model,
     )
 
 

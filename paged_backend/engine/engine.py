@@ -33,12 +33,14 @@ from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput
 from paged_backend.core.stopping import EndConditions
 from paged_backend.engine.adapters import Adapters
 from paged_backend.executor.base import Executor
+from paged_backend.speculation.draft_model import ModelDrafter
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.beams import MAX_CANDIDATES
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import InvalidRequest, option_error
 from paged_backend.values.log import LOG
 from paged_backend.values.lora import numbered
+from paged_backend.values.options.speculation import DRAFT_MODEL, SpeculativeConfig
 from paged_backend.values.outputs import (
     EngineStats,
     FinishReason,
@@ -79,7 +81,7 @@ class Engine:
         steps = info.step_limits
         speculation = config.speculation()
         if drafter is None and speculation is not None:
-            drafter = LookupDrafter(speculation)
+            drafter = _drafter(speculation)
         if speculation is not None and info.pooling is not None:
             raise option_error("speculative_config", "cannot be used: this model generates nothing")
         if drafter is not None and speculation is None:
@@ -225,6 +227,8 @@ class Engine:
         if output.num_sequences:
             with _logged_if_it_fails(output):
                 launched = self.executor.launch(output)
+                if drafts := launched.draft_token_ids():
+                    self.scheduler.take_drafts(drafts)
                 masks = None
                 if self.scheduler.is_constrained:
                     # The masks depend on the tokens of the previous step. The device samples them
@@ -306,6 +310,13 @@ class Engine:
         if self._drafter is not None:
             self._drafter.observe_step(seconds, output)
         return result
+
+
+def _drafter(speculation: SpeculativeConfig) -> Drafter:
+    """Return the drafter that the options ask for."""
+    if speculation.method == DRAFT_MODEL:
+        return ModelDrafter(speculation)
+    return LookupDrafter(speculation)
 
 
 class _InFlightStep(NamedTuple):

@@ -15,6 +15,7 @@ from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import PlatformKernels
 from paged_backend.models.step_context import StepContext
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.scheduling import StepLimits
 
 
@@ -38,6 +39,24 @@ class ModelRunner(Protocol):
 
     def launch(self, scheduled_batch: ScheduledBatch) -> LaunchedStep:
         """Start the forward pass of a step; steps are carried out in the order of their launch."""
+        ...
+
+
+class DraftingRunnerFactory(Protocol):
+    """Joins the model runners of a model and of its draft model."""
+
+    def __call__(
+        self, main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout, num_blocks: int
+    ) -> ModelRunner:
+        """Return a model runner that draws drafts and verifies them.
+
+        Args:
+            main: the runner of the model, which `Platform.model_runner` has made.
+            draft: the same of the draft model. It uses the block tables of the first group
+                without a window.
+            layout: the groups of the block tables.
+            num_blocks: blocks of both pools.
+        """
         ...
 
 
@@ -67,6 +86,11 @@ class Platform(PlatformKernels, Protocol):
     @property
     def supports_async_scheduling(self) -> bool:
         """Whether a step may be launched while the previous one samples its tokens."""
+        ...
+
+    @property
+    def drafting_runner(self) -> DraftingRunnerFactory | None:
+        """How a draft model joins a model; None if the platform has no draft models."""
         ...
 
     @property

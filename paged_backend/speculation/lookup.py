@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paged_backend.core.drafter import Draft
+from paged_backend.core.drafter import Draft, Drafter
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.speculation.acceptance import Acceptance, numbers_of_drafts
@@ -106,7 +106,7 @@ class _Text:
             self.num_failures = 0
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """See :class:`~paged_backend.core.drafter.Drafter`."""
 
     def __init__(self, config: SpeculativeConfig) -> None:

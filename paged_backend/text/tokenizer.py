@@ -47,6 +47,11 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def has_tokens_of(self, other: Tokenizer) -> bool:
+        """Return whether both have the same tokens with the same ids."""
+        vocabularies = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
+        return next(vocabularies) == next(vocabularies)
+
     @functools.cached_property
     def max_token_length(self) -> int:
         """Number of characters of the longest token: n tokens have at most n times as many."""

@@ -23,6 +23,7 @@ from paged_backend.values.options.parallel import ParallelOptions
 from paged_backend.values.options.reporting import ReportingOptions
 from paged_backend.values.options.responses import ResponseOptions
 from paged_backend.values.options.scheduling import SchedulingOptions
+from paged_backend.values.options.speculation import DRAFT_MODEL
 from paged_backend.values.validation import check_fields, from_mapping
 
 
@@ -64,12 +65,22 @@ class EngineConfig(
         self.check_reporting()
         self._check_engines()
         self._check_adapters()
+        self._check_draft_model()
 
     def _check_adapters(self) -> None:
         """Refuse options that an engine with LoRA adapters cannot have."""
         if self.enable_lora and self.num_ranks > 1:
             raise option_error(
                 "enable_lora", f"can only be true for one rank; got {self.num_ranks}"
+            )
+
+    def _check_draft_model(self) -> None:
+        """Refuse a draft model of a model that several ranks compute."""
+        speculation = self.speculation()
+        if speculation is not None and speculation.method == DRAFT_MODEL and self.num_ranks > 1:
+            raise option_error(
+                "speculative_config.method",
+                f"can be {DRAFT_MODEL} only for one rank; got {self.num_ranks}",
             )
 
     def _check_engines(self) -> None:

@@ -20,6 +20,7 @@ from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.json_file import read_json_object
 from paged_backend.values.options.chat_template import resolved_path
 from paged_backend.values.options.generation import resolved_source
+from paged_backend.values.options.speculation import OPTION, SpeculativeConfig
 from paged_backend.values.pooling_params import PoolingType
 from paged_backend.values.validation import check_known, coerce, shorten
 
@@ -181,6 +182,8 @@ def read_engine_args(path: Path) -> EngineArgs:
         value = values.get(name)
         if isinstance(value, str) and (path.parent / value).exists():
             values[name] = str((path.parent / value).resolve())
+    if OPTION in values:
+        values[OPTION] = SpeculativeConfig.resolved(values[OPTION], path.parent)
     source = values.get("generation_config")
     if isinstance(source, str):
         values["generation_config"] = resolved_source(source, path.parent)

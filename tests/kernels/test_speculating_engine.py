@@ -17,6 +17,7 @@ from paged_backend.core.sequence import Sequence
 from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.values.errors import ConfigError
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 
@@ -135,3 +136,9 @@ def test_tokens_with_right_and_wrong_drafts_are_those_without(
     assert stats.num_draft_tokens > stats.num_accepted_tokens > 20
     if shapes:
         assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} <= set(shapes)
+
+
+def test_a_draft_model_is_refused(folder: Path) -> None:
+    config = {"method": "draft_model", "model": str(folder)}
+    with pytest.raises(ConfigError, match="speculative_config.method can be draft_model only on a"):
+        engine_for(folder, speculative_config=config)

@@ -164,6 +164,16 @@ def test_tokens_equal_those_of_peft(case, options):
         assert engine.stats().num_preemptions > 0
 
 
+def test_a_draft_model_has_no_adapters(case):
+    draft = {"method": "draft_model", "model": str(case.folder)}
+    engine = case.engine(speculative_config=draft)
+    work = requests(case, 9)
+    outputs = run(engine, work)
+    for request in work:
+        case.confirm(request, outputs[request.request_id])
+    assert engine.stats().num_draft_tokens > 0
+
+
 def test_logits_equal_those_of_peft(case):
     params = {"return_context_logits": True, "prompt_logprobs": 0, "logprobs": 0}
     work = requests(case, 18, **params, return_generation_logits=True)

@@ -158,6 +158,19 @@ class CpuModelRunner:
         with one_torch_thread():
             return self._run(scheduled_batch)
 
+    @torch.inference_mode()
+    def draw(self, scheduled_batch: ScheduledBatch) -> list[int]:
+        """Compute a step, and return the token of each sample, without log-probabilities."""
+        step = self.launch(scheduled_batch)
+        assert isinstance(step, ComputedStep)
+        with one_torch_thread():
+            return self.sampler.sample(step.logits, step.samples)
+
+    @torch.inference_mode()
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy blocks, each pair from the first to the second, in this order."""
+        self._attention.copy_blocks(pairs)
+
     def _run(self, scheduled_batch: ScheduledBatch) -> ComputedStep | PooledStep:
         self._pooler.release(scheduled_batch.freed_seq_ids)
         batch = self._inputs.build(scheduled_batch)

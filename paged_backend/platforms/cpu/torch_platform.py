@@ -19,6 +19,8 @@ from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.models.step_context import StepContext
+from paged_backend.platforms.base import DraftingRunnerFactory
+from paged_backend.platforms.cpu.drafting_runner import drafting_runner
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.portable import layers
 from paged_backend.platforms.portable.attention import TorchAttention
@@ -50,6 +52,7 @@ class TorchPlatform:
         self.default_limits = CPU_LIMITS
         self.layers: LayerFunctions = layers
         self.low_rank: LowRankFactory | None = None
+        self.drafting_runner: DraftingRunnerFactory | None = drafting_runner
         self.weight_forms = (WeightForm.W8A8_INT8,)
         self.product_experts = partial(ProductExperts, activate=swiglu_of_rows)
 

@@ -19,6 +19,7 @@ from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.models.step_context import StepContext
+from paged_backend.platforms.base import DraftingRunnerFactory
 from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.device import GpuDevice
@@ -61,6 +62,7 @@ class GpuPlatform:
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self.product_experts: ProductExperts | None = None
+        self.drafting_runner: DraftingRunnerFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)
         self.low_rank: LowRankFactory | None = partial(

@@ -80,6 +80,8 @@ class SpeculationBench:
         worker = open_executor(config, resolve_checkpoint(config).model)
         self._engine = Engine(config, worker)  # refuses platforms without drafts
         runner: Any = worker.model_runner  # a CPU's
+        # Drafts of a draft model stay as they are, so that almost none of them is right.
+        runner = getattr(runner, "main", runner)
         runner.sampler = _GivenTokens(worker.info.eos_token_ids, self._answers)
         self._num_requests = 0
 

@@ -69,8 +69,9 @@ class SchedulingOptions:
     speculative_config: dict[str, Any] | None = checked(
         None,
         Rule(dict, optional=True),
-        "guess the next tokens of a sequence from earlier text, and verify several of them in a "
-        "step, where that is faster; tokens stay the same. A JSON object, such as "
+        "guess the next tokens of a sequence from earlier text or with a smaller model, and "
+        "verify several of them in a step, where that is faster; tokens stay the same. A JSON "
+        "object, such as "
         f'{{"method": "suffix"}}; its fields are {describe_fields()}',
     )
     scheduling_policy: str = checked(

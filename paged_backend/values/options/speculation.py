@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.validation import Rule, check_fields, checked, from_mapping, shorten
 
 OPTION = "speculative_config"
-METHODS = ("ngram", "suffix")
+DRAFT_MODEL = "draft_model"
+METHODS = ("ngram", "suffix", DRAFT_MODEL)
+_CHOICE = "ngram, suffix or draft_model"
 MAX_DRAFTS = 64
 _MAX_MATCH = 64
-# vLLM's other methods need a second model or parts of one.
-_OTHER_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash")
+# vLLM's other methods need layers that guess from the hidden states of the model.
+_OTHER_METHODS = ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,7 @@ class SpeculativeConfig:
     """
 
     method: str = checked("suffix", Rule(str))
+    model: str | None = checked(None, Rule(str, optional=True))
     num_speculative_tokens: int = checked(16, Rule(int, 1, MAX_DRAFTS))
     prompt_lookup_min: int | None = checked(None, Rule(int, 1, _MAX_MATCH, optional=True))
     prompt_lookup_max: int | None = checked(None, Rule(int, 1, _MAX_MATCH, optional=True))
@@ -37,9 +41,11 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         check_fields(self, _refuse)
         if self.method in _OTHER_METHODS:
-            raise _refuse("method", f"{self.method} is not supported; use ngram or suffix")
+            raise _refuse("method", f"{self.method} is not supported; use {_CHOICE}")
         if self.method not in METHODS:
-            raise _refuse("method", f"must be ngram or suffix, got {shorten(self.method)}")
+            raise _refuse("method", f"must be {_CHOICE}, got {shorten(self.method)}")
+        if (self.model is not None) != (self.method == DRAFT_MODEL):
+            raise _refuse("model", f"is the draft model of the method {DRAFT_MODEL}, and only its")
         low, high = self.lookup_lengths
         if low > high:
             raise _refuse(
@@ -54,6 +60,19 @@ class SpeculativeConfig:
             ConfigError: a name is unknown or a value is not allowed.
         """
         return from_mapping(cls, values, _refuse)
+
+    @staticmethod
+    def resolved(values: Any, base: Path) -> Any:
+        """Return the value of the option with the absolute path of a draft model in a folder.
+
+        Args:
+            values: the value, which is not checked yet.
+            base: the folder that a relative path begins at.
+        """
+        model = values.get("model") if isinstance(values, dict) else None
+        if not isinstance(model, str) or not (base / model).exists():
+            return values
+        return {**values, "model": str((base / model).resolve())}
 
     @property
     def lookup_lengths(self) -> tuple[int, int]:
