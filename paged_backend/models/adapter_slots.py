@@ -46,13 +46,13 @@ class AdapterSlots:
     def read(self, folder: Path) -> Adapter:
         """Read and check an adapter on any thread, so that `put` has little to do."""
         adapter = read_adapter(folder, self.sizes, self._max_rank)
-        ordered = {
-            spec.full_name(part): weights
-            for spec, _ in self._layers
-            for part in spec.parts
-            if (weights := _ordered(adapter, spec, part)) is not None
-        }
-        return replace(adapter, modules=ordered)
+        prepared: dict[str, LowRank] = {}
+        for spec, product in self._layers:
+            parts = product.prepared([_ordered(adapter, spec, part) for part in spec.parts])
+            for part, weights in zip(spec.parts, parts, strict=True):
+                if weights is not None:
+                    prepared[spec.full_name(part)] = weights
+        return replace(adapter, modules=prepared)
 
     def put(self, adapter: object) -> None:
         """Put an adapter that was read into a free slot, between two steps."""

@@ -9,30 +9,39 @@ from torch import Tensor
 
 from paged_backend.checkpoint.peft import LowRank
 from paged_backend.models.linear import LinearSpec
+from paged_backend.models.step_context import AdapterRows
 
 
 class LowRankProduct(Protocol):
     """The low-rank weights of one linear layer, one for each slot of an adapter."""
 
-    def set(self, slot: int, parts: Sequence[LowRank | None]) -> None:
-        """Replace the weights of a slot.
+    def prepared(self, parts: Sequence[LowRank | None]) -> Sequence[LowRank | None]:
+        """Bring an adapter's weights into the form that `set` takes, on any thread.
 
         Args:
-            slot: its number.
             parts: the weights of each part of the layer; None for a part without any.
         """
         ...
 
-    def add_to(self, out: Tensor, x: Tensor, slots: Tensor) -> None:
+    def set(self, slot: int, parts: Sequence[LowRank | None]) -> None:
+        """Replace the weights of a slot, between two steps.
+
+        Args:
+            slot: its number.
+            parts: the result of `prepared`, or None for each part.
+        """
+        ...
+
+    def add_to(self, out: Tensor, x: Tensor, rows: AdapterRows) -> None:
         """Add row @ a @ b of each row's adapter to `out` [rows, outputs] in place.
 
         The result of a row does not depend on the other rows.
 
         Args:
-            out: [rows, outputs] float32, contiguous.
-            x: [rows, inputs] float32.
-            slots: [at least rows] int32, the slot of each row's adapter; negative for none. They
-                may change between the replays of a graph.
+            out: [rows, outputs] float32, contiguous. For a layer with a spec that is gated, the
+                outputs have the order of `GatedMethod.initial_sums`.
+            x: [rows, inputs] floats.
+            rows: the adapters of the rows. They may change between the replays of a graph.
         """
         ...
 
