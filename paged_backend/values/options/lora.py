@@ -20,7 +20,7 @@ class LoraOptions:
         False,
         Rule(bool),
         "requests may name a LoRA adapter, which changes the model's answers; on a CPU "
-        "with float32, for weights that are not quantized",
+        "with the dtype float32 or bfloat16",
     )
     max_loras: int = checked(
         8, Rule(int, 1, _MAX_ADAPTERS), "number of different adapters in one step"
