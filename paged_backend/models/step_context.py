@@ -34,9 +34,17 @@ class AdapterRows:
         self.order = torch.zeros(max_rows, dtype=torch.int32)
         self.segments = torch.zeros(max_rows + 1, dtype=torch.int32)
         self.num_segments = torch.zeros(1, dtype=torch.int32)
+        self._written: bytes | None = None
 
     def write(self, slots: NDArray[np.int32]) -> None:
-        """Write the slots [num_rows] of a step's rows, and group the rows by them."""
+        """Write the slots [num_rows] of a step's rows, and group the rows by them.
+
+        Most decode steps have the rows of the step before, for which nothing is to be done.
+        """
+        written = slots.tobytes()
+        if written == self._written:
+            return
+        self._written = written
         rows = np.flatnonzero(slots != NO_SLOT)
         order = rows[np.argsort(slots[rows], kind="stable")]
         ordered = slots[order]
