@@ -29,7 +29,7 @@ from paged_backend.values.sampling_params import SamplingParams
 
 _PROMPT_TOKENS, _ANSWER_TOKENS = 64, 128
 _FIRST_TOKEN = 16  # ids below it may be special tokens
-_STD = 0.02  # of the weights of the adapters
+_STD = 0.02  # standard deviation of the weights of the adapters
 
 
 @dataclass(frozen=True, slots=True)
