@@ -17,6 +17,7 @@ from oracle import Oracle, mixed_work
 from safetensors.torch import save_file
 
 from paged_backend.engine.engine import Engine
+from paged_backend.values.lora import numbered
 from paged_backend.values.outputs import SequenceOutput
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
@@ -84,11 +85,11 @@ class LoraOracle:
 
     def with_adapter(self, request: Request, name: str) -> Request:
         """Return a request for another adapter, or for the base model if the name is empty."""
-        return replace(request, lora_name=name)
+        return replace(request, lora=numbered(self.modules).get(name))
 
     def model_of(self, request: Request) -> Oracle:
         """Return the model with the request's adapter."""
-        return self.models[request.lora_name]
+        return self.models["" if request.lora is None else request.lora.lora_name]
 
     def confirm(self, requests: Sequence[Request], outputs: Outputs) -> None:
         """Check that each token is the likeliest of the model with the request's adapter."""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
 from paged_backend.tools.bench.peer_options import DTYPES as PEER_DTYPES
@@ -22,11 +23,17 @@ from paged_backend.values import engine_args
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.flags import add_flags, flag_values
 
+if TYPE_CHECKING:
+    from paged_backend.tools.bench.in_turn import Figures
+
 GROUP = "paged_backend.bench"
 ROUNDS = 5  # rounds of a comparison
 
 _TRACES = ("edit", "json", "code", "random")
 """What `bench speculation` generates, of `tools/bench/speculation_traces.py`."""
+
+_RANKS = [4, 8, 8, 8, 16, 16, 16, 16]
+"""The ranks of the adapters of `bench adapters`."""
 
 _OFFLINE = {"prompt_format": "ids", "ignore_eos": True, "trace_speedup": 1.0}
 """Workload options that are fixed because there is no server."""
@@ -44,6 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_quality(kinds)
     _add_experts(kinds)
     _add_speculation(kinds)
+    _add_adapters(kinds)
     for entry in entry_points(group=GROUP):
         entry.load().add_parser(kinds)
 
@@ -213,31 +221,77 @@ def _add_speculation(kinds: Subparsers) -> None:
         default=list(_TRACES),
         help=f"kinds of answers (default: {','.join(_TRACES)})",
     )
+    _add_turns(group)
+    speculation.set_defaults(run=run_speculation)
+
+
+def run_speculation(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    from paged_backend.tools.bench.speculation import HEADER, SpeculationBench
+
+    _use_threads(args)
+    bench = SpeculationBench(engine_args.from_mapping(engine_options(args)).config)
+    return _print_turns(args, HEADER, bench.measure(args.traces, args.concurrency, args.rounds))
+
+
+def _add_adapters(kinds: Subparsers) -> None:
+    adapters = kinds.add_parser(
+        "adapters",
+        help="what LoRA adapters cost on a CPU",
+        description="Generate 128 tokens of random prompts, in turn without LoRA, with LoRA "
+        "enabled for requests without adapters, and for requests that name adapters with random "
+        "weights in turns. Two engines are in memory at once. On a CPU only.",
+    )
+    add_engine_options(adapters)
+    group = adapters.add_argument_group("workload")
+    group.add_argument(
+        "--ranks",
+        type=_counts,
+        default=_RANKS,
+        help=f"the rank of each adapter (default: {','.join(map(str, _RANKS))})",
+    )
+    _add_turns(group)
+    adapters.set_defaults(run=run_adapters)
+
+
+def run_adapters(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    from paged_backend.tools.bench.adapters import HEADER, AdaptersBench
+
+    _use_threads(args)
+    config = engine_args.from_mapping(engine_options(args)).config
+    bench = AdaptersBench(config, args.ranks)
+    return _print_turns(args, HEADER, bench.measure(args.concurrency, args.rounds))
+
+
+def _add_turns(group: argparse._ArgumentGroup) -> None:
+    """Add the options of benchmarks that run requests in turn with others."""
     group.add_argument(
         "--concurrency", type=_counts, default=[1, 4, 16], help="requests at once (default: 1,4,16)"
     )
     group.add_argument("--rounds", type=_count, default=ROUNDS, help=f"rounds (default: {ROUNDS})")
     group.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
     group.add_argument("--json", type=Path, help="write the figures of all rounds there, too")
-    speculation.set_defaults(run=run_speculation)
 
 
-def run_speculation(args: argparse.Namespace) -> int:
-    """Measure and print."""
+def _use_threads(args: argparse.Namespace) -> None:
     import torch
-
-    from paged_backend.tools.bench.speculation import HEADER, SpeculationBench
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    bench = SpeculationBench(engine_args.from_mapping(engine_options(args)).config)
-    print(HEADER)
+
+
+def _print_turns(args: argparse.Namespace, header: str, figures: Iterable[Figures]) -> int:
+    """Print each row of figures as soon as it is there, and save all of them."""
+    from paged_backend.tools.bench.in_turn import save
+
+    print(header)
     rows = []
-    for row in bench.measure(args.traces, args.concurrency, args.rounds):
+    for row in figures:
         rows.append(row)
         print(row.line(), flush=True)
     if args.json is not None:
-        bench.save(args.json, rows, shlex.join(["paged-backend", *sys.argv[1:]]))
+        save(args.json, rows, shlex.join(["paged-backend", *sys.argv[1:]]))
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.division import Division
 
@@ -124,4 +125,27 @@ class LinearMethod(LinearProduct, Protocol):
 
     def pack(self) -> None:
         """Bring the filled weight into the form that the kernels read."""
+        ...
+
+
+@runtime_checkable
+class GatedMethod(LinearMethod, Protocol):
+    """A layer that computes gate and up of an MLP together with the activation."""
+
+    def initial_sums(self, rows: int) -> Tensor:
+        """Return what the sums of `gated` begin with: the bias of each row, or zeros.
+
+        Returns:
+            [rows, outputs] float32, with the outputs in an order that the platform chooses.
+        """
+        ...
+
+    def gated(self, x: Tensor, activation: Activation, sums: Tensor | None = None) -> Tensor:
+        """Compute act(gate) * up [rows, outputs / 2], in a form that other layers read.
+
+        Args:
+            x: [rows, inputs].
+            activation: activation of the gate.
+            sums: what the sums begin with; None for `initial_sums`.
+        """
         ...

@@ -121,14 +121,13 @@ def _with_adapters(
     """Return kernels with adapters on the layers of a model.
 
     Raises:
-        ConfigError: the platform has no products for them, or the weights are quantized.
+        ConfigError: the platform has no products for them.
     """
     if platform.low_rank is None:
         raise option_error(
-            "enable_lora", "can only be true on a GPU, or on a CPU with the dtype float32"
+            "enable_lora",
+            "can only be true on a GPU, or on a CPU with the dtype float32 or bfloat16",
         )
-    if model_kernels is not platform:
-        raise option_error("enable_lora", "can only be true for weights that are not quantized")
     last_layer = f"model.layers.{config.num_layers - 1}"
     return LoraKernels(model_kernels, platform.low_rank, adapters, last_layer)
 

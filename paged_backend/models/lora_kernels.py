@@ -6,17 +6,19 @@ Models do not know of it: `LoraKernels` gives them such layers in place of those
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.adapter_slots import AdapterSlots
 from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.layers import Kernels
-from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.linear import GatedMethod, LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
-from paged_backend.models.step_context import StepContext
+from paged_backend.models.step_context import AdapterRows, StepContext
 
 _ATTENTION, _OUTPUT = ".self_attn", "o_proj"
 
@@ -52,14 +54,15 @@ class LoraKernels:
         """Allocate a linear layer."""
         if spec.full_precision or not spec.prefix:
             return self._kernels.linear(spec)
-        # A kernel that applies the activation, too, would leave no place for the adapters. Steps
-        # without adapters do not use it either, because its results may differ in the last bit.
-        spec = replace(spec, gated=False)
+        base = self._kernels.linear(spec)
+        spec = replace(spec, gated=isinstance(base, GatedMethod))
         product = self._low_rank(spec, self._slots.num_slots, self._slots.max_rank)
         self._slots.add_layer(spec, product)
         context = self._slots.context
-        slots = context.needed_slots if self._is_behind_cut(spec) else context.slots
-        return LoraLinear(self._kernels.linear(spec), product, context, slots)
+        rows = context.needed_rows if self._is_behind_cut(spec) else context.rows
+        if isinstance(base, GatedMethod):
+            return GatedLoraLinear(base, product, context, rows)
+        return LoraLinear(base, product, context, rows)
 
     def _is_behind_cut(self, spec: LinearSpec) -> bool:
         """Return whether a layer has only the rows of the step that are needed in the end."""
@@ -76,49 +79,88 @@ class LoraKernels:
         return self._kernels.experts(spec)
 
 
-class LoraLinear:
-    """A layer, and the products of the adapters of its rows; see `models.linear.LinearMethod`.
+MethodT = TypeVar("MethodT", bound=LinearMethod)
+
+
+class _Adapted(Generic[MethodT]):
+    """A layer with adapters.
 
     Args:
         base: the layer without adapters.
-        product: the products.
+        product: the products of the adapters.
         context: whether the present step has adapters.
-        slots: the slots of the layer's rows, one of the tensors of the context.
+        rows: the adapters of the layer's rows, a part of the context.
     """
 
     def __init__(
-        self, base: LinearMethod, product: LowRankProduct, context: StepContext, slots: Tensor
+        self, base: MethodT, product: LowRankProduct, context: StepContext, rows: AdapterRows
     ) -> None:
-        self._base = base
+        self.base = base
         self._product = product
         self._context = context
-        self._slots = slots
+        self._rows = rows
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        return self._base.parameters()
+        return self.base.parameters()
 
     def pack(self) -> None:
         """Bring the filled weight into the form that the kernels read."""
-        self._base.pack()
+        self.base.pack()
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Refuse: neither the embedding nor the output layer has adapters."""
+        raise TypeError("a layer with adapters is not an embedding")
+
+
+class LoraLinear(_Adapted[LinearMethod]):
+    """A layer, and the products of the adapters of its rows; see `models.linear.LinearMethod`."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, outputs] for `x` [rows, inputs]."""
-        out = self._base(x)
+        out = self.base(x)
         if self._context.has_adapters:
-            self._product.add_to(out, x, self._slots)
+            self._product.add_to(out, x, self._rows)
         return out
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)` to `out` [rows, outputs] in place."""
         if not self._context.has_adapters:
-            self._base.add_to(out, x)
+            self.base.add_to(out, x)
         elif out.is_contiguous():
-            self._base.add_to(out, x)
-            self._product.add_to(out, x, self._slots)
+            self.base.add_to(out, x)
+            self._product.add_to(out, x, self._rows)
         else:
             out += self(x)
 
-    def rows(self, index: Tensor) -> Tensor:
-        """Refuse: neither the embedding nor the output layer has adapters."""
-        raise TypeError("a layer with adapters is not an embedding")
+
+class GatedLoraLinear(_Adapted[GatedMethod]):
+    """Gate and up with adapters and an activation; see `models.linear.GatedMethod`.
+
+    The sums of the product begin with what the adapters add, so that the kernel is the same with
+    adapters and without, and gives the rows without adapters the same bits in every step.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Refuse: the layer is only called with an activation."""
+        raise TypeError("a gated layer with adapters has no output without its activation")
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Refuse: the layer is only called with an activation."""
+        raise TypeError("a gated layer with adapters has no output without its activation")
+
+    def initial_sums(self, rows: int) -> Tensor:
+        """Return the bias of each row, or zeros: [rows, outputs] float32."""
+        return self.base.initial_sums(rows)
+
+    def gated(self, x: Tensor, activation: Activation, sums: Tensor | None = None) -> Tensor:
+        """Compute act(gate) * up [rows, outputs / 2]; see `GatedMethod.gated`."""
+        if self._context.has_adapters:
+            sums = self.initial_sums(len(x)) if sums is None else sums
+            self._product.add_to(sums, x, self._rows)
+        return self.base.gated(x, activation, sums)
+
+
+def without_adapters(layer: LinearProduct | None) -> LinearProduct | None:
+    """Return the platform's layer within a layer that may have adapters."""
+    return layer.base if isinstance(layer, _Adapted) else layer

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.peft import LowRank
 from paged_backend.models.linear import LinearSpec
+from paged_backend.models.step_context import AdapterRows
 
 
 class LowRankProduct(Protocol):
@@ -31,16 +32,17 @@ class LowRankProduct(Protocol):
         """
         ...
 
-    def add_to(self, out: Tensor, x: Tensor, slots: Tensor) -> None:
+    def add_to(self, out: Tensor, x: Tensor, rows: AdapterRows) -> None:
         """Add row @ a @ b of each row's adapter to `out` [rows, outputs] in place.
 
         The result of a row does not depend on the other rows.
 
         Args:
-            out: [rows, outputs] in the dtype of hidden states, contiguous.
+            out: [rows, outputs] in the dtype of hidden states, or in float32 for sums that are not
+                rounded yet, contiguous. For a layer with a spec that is gated, the outputs have
+                the order of `GatedMethod.initial_sums`.
             x: [rows, inputs] in the dtype of hidden states.
-            slots: [at least rows] int32, the slot of each row's adapter; negative for none. They
-                may change between the replays of a graph.
+            rows: the adapters of the rows. They may change between the replays of a graph.
         """
         ...
 

@@ -123,6 +123,21 @@ def test_the_warm_up_runs_the_kernels_of_adapters(oracle, monkeypatch):
     assert [shape.has_adapters for shape in shapes] == [False, True]
 
 
+def test_adapters_over_int8_weights(oracle):
+    """Rounded weights move tokens only where two are almost as likely, with and without adapters."""
+    work = oracle.requests(4, 16, 2)
+    engine = engine_for(oracle, quantization="int8")
+    together = run_requests(engine, work)
+    alone = replace(work[1], request_id="alone")
+    assert answer_of(run_requests(engine, [alone])["alone"]) == answer_of(together["1"])
+    equal = [
+        answer_of(together[one.request_id])[0]
+        == oracle.model_of(one).generate(one.prompt_token_ids, 1)[0]
+        for one in work
+    ]
+    assert sum(equal) >= 3
+
+
 def test_most_tokens_in_bfloat16_equal_float32(oracle):
     """Tokens may differ where two are almost as likely."""
     work = oracle.requests(4, 16, 2)

@@ -1,17 +1,22 @@
-"""LoRA adapters beside peft's own model of the same checkpoint, in float32."""
+"""LoRA adapters beside peft's own model of the same checkpoint."""
 
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from checkpoints import make_checkpoint
 from oracle import EOS, make_engine, mixed_work
+from quantization.test_checkpoints import FORMATS, INT8, TOKEN_INT8, ct, rounded, whole
+from quantized_checkpoints import Writer, compressed, quantize_checkpoint
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from paged_backend import ConfigError, InvalidRequest, LoRARequest
 from paged_backend.engine.engine import Engine
@@ -25,6 +30,8 @@ pytestmark = pytest.mark.filterwarnings(  # peft uses a deprecated property of t
     "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
 )
 Outputs = dict[str, list[SequenceOutput]]
+Change = Callable[[PreTrainedModel, Path], None]
+"""Changes a checkpoint in its folder, and transformers' model of it."""
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_up_proj", "gate_proj", "up_proj", "down_proj"]
@@ -48,9 +55,11 @@ _ADAPTERS: list[dict[str, Any]] = [
 class LoraCase:
     """A checkpoint with 8 adapters of different ranks and targets."""
 
-    def __init__(self, family: str, folder: Path) -> None:
+    def __init__(self, family: str, folder: Path, change: Change | None = None) -> None:
         self.folder = folder / "model"
         base = make_checkpoint(family, self.folder)
+        if change is not None:
+            change(base, self.folder)
         state = torch.get_rng_state()
         torch.manual_seed(11)
         self.names = [f"adapter-{index}" for index in range(len(_ADAPTERS))]
@@ -85,10 +94,10 @@ class LoraCase:
         return self.model(torch.tensor([tokens])).logits[0]
 
     def confirm(self, request: Request, outputs: list[SequenceOutput]) -> None:
-        """Check that each token is the likeliest of peft's, and its log-probabilities."""
+        """Check that each token is the likeliest of peft's, and its logits."""
         answer = [token for output in outputs for token in output.new_token_ids]
         prompt = request.prompt_token_ids
-        name = "" if request.lora is None else Path(request.lora.lora_path).name
+        name = _name_of(request)
         logits = self.logits(name, prompt + answer)
         assert answer == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
         assert answer[-1] == EOS or len(answer) == request.params.max_tokens
@@ -98,13 +107,30 @@ class LoraCase:
             found, start = outputs[0].prompt_logprobs + found, 1
         for row, entry in zip(logits[start - 1 :], found, strict=False):
             if entry.logits is not None:
-                given = torch.frombuffer(bytearray(entry.logits), dtype=torch.float32)
-                assert torch.allclose(given, row, atol=1e-4)
+                assert torch.allclose(_floats(entry.logits), row, atol=1e-4)
+
+    def errors(self, request: Request, outputs: list[SequenceOutput]) -> list[float]:
+        """The distance of the logits of each token from those of peft, over their length."""
+        answer, prompt = tokens(outputs), request.prompt_token_ids
+        rows = self.logits(_name_of(request), prompt + answer)[len(prompt) - 1 : -1]
+        entries = [entry for output in outputs for entry in output.logprobs or ()]
+        return [
+            ((_floats(entry.logits) - row).norm() / row.norm()).item()
+            for row, entry in zip(rows, entries, strict=True)
+        ]
+
+
+def _floats(logits: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(logits), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module", params=["llama3", "qwen2"])
 def case(request, tmp_path_factory) -> LoraCase:
     return LoraCase(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def _name_of(request: Request) -> str:
+    return "" if request.lora is None else Path(request.lora.lora_path).name
 
 
 def requests(case: LoraCase, number: int = 24, **params: Any) -> list[Request]:
@@ -130,6 +156,10 @@ def run(engine: Engine, work: list[Request]) -> Outputs:
             outputs.setdefault(output.request_id, []).append(output)
         engine.scheduler.check_invariants()
     return outputs
+
+
+def _bits(outputs: list[SequenceOutput]) -> list[bytes]:
+    return [entry.logits for output in outputs for entry in output.logprobs or ()]
 
 
 def tokens(outputs: list[SequenceOutput]) -> list[int]:
@@ -190,11 +220,84 @@ def test_answers_do_not_depend_on_the_batch(case):
     alone = case.engine(max_num_batched_tokens=8, enable_prefix_caching=False, enforce_eager=True)
     for request in work:
         outputs = run(alone, [request])[request.request_id]
-        bits, others = (
-            [entry.logits for output in parts for entry in output.logprobs or ()]
-            for parts in (outputs, together[request.request_id])
-        )
-        assert bits == others
+        assert _bits(outputs) == _bits(together[request.request_id])
+
+
+def _stored(config: dict[str, Any], writer: Writer) -> Change:
+    """Store the weights in a format; the model gets what they stand for."""
+
+    def change(model: PreTrainedModel, folder: Path) -> None:
+        quantize_checkpoint(model, folder, config, whole(writer))
+
+    return change
+
+
+def _rounds(rounding: Callable[[torch.Tensor], torch.Tensor], model: PreTrainedModel) -> None:
+    """Round the inputs of the base model's layers, and not those of adapters, which come later."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda _, inputs: (rounding(inputs[0]),))
+
+
+def _int8(model: PreTrainedModel, folder: Path) -> None:
+    config = ct("int-quantized", INT8, input_activations=TOKEN_INT8)
+    _stored(config, compressed("int-quantized", torch.float32, **INT8))(model, folder)
+    for layer in model.model.layers:
+        _rounds(rounded, layer)
+
+
+def _bfloat16(model: PreTrainedModel, folder: Path) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            for parameter in module.parameters():
+                parameter.data = parameter.data.bfloat16().float()
+    _rounds(lambda x: x.bfloat16().float(), model)
+
+
+class NumberFormat(NamedTuple):
+    """A number format of the base model, and how close its logits are to those of peft."""
+
+    change: Change
+    median: float  # largest median of `LoraCase.errors`, over all adapters
+    largest: float  # the largest error
+    options: dict[str, Any] = {}
+
+
+NUMBER_FORMATS = {
+    # The weights are dequantized as they are loaded: all that follows is float32.
+    "gptq-4": NumberFormat(_stored(*FORMATS["gptq-4"]), 2e-6, 2e-5),
+    "awq": NumberFormat(_stored(*FORMATS["awq"]), 2e-6, 2e-5),
+    # peft rounds to the same int8 numbers, but for a few that lie between two of them: errors of
+    # float32 decide which one is nearer, and the next layers follow.
+    "int8": NumberFormat(_int8, 1e-3, 0.1),
+    # peft rounds the same weights and inputs, but not keys and values: that is about one percent.
+    "bfloat16": NumberFormat(_bfloat16, 0.02, 0.2, {"dtype": "bfloat16"}),
+}
+
+
+@pytest.mark.parametrize("name", NUMBER_FORMATS)
+def test_adapters_in_number_formats(name: str, tmp_path: Path) -> None:
+    number_format = NUMBER_FORMATS[name]
+    case, options = LoraCase("llama3", tmp_path, number_format.change), number_format.options
+    work = requests(case, 18, return_generation_logits=True, logprobs=0)
+    together = run(case.engine(**options), work)
+    alone = case.engine(max_num_batched_tokens=8, enable_prefix_caching=False, **options)
+    for request in work:
+        outputs = run(alone, [request])[request.request_id]
+        assert _bits(outputs) == _bits(together[request.request_id])
+    errors = [error for r in work for error in case.errors(r, together[r.request_id])]
+    assert statistics.median(errors) < number_format.median
+    assert max(errors) < number_format.largest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_requests_without_adapters_have_the_bits_of_an_engine_without_any(case, dtype):
+    work = requests(case, 18, return_generation_logits=True, logprobs=0)
+    mixed = run(case.engine(dtype=dtype), work)
+    without = [request for request in work if request.lora is None]
+    outputs = run(make_engine(case.folder, dtype=dtype), without)
+    for request_id, parts in outputs.items():
+        assert _bits(parts) == _bits(mixed[request_id])
 
 
 def test_completions_of_a_request_share_its_adapter(case):
@@ -449,9 +552,7 @@ def test_pickled_weights_are_refused(case, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "float16"}, "enable_lora can only be true on a GPU, or on a CPU"),
-        ({"dtype": "bfloat16"}, "only be true on a GPU, or on a CPU with the dtype float32"),
-        ({"quantization": "int8"}, "enable_lora can only be true for weights that are not quant"),
+        ({"dtype": "float16"}, "enable_lora can only be true on a GPU, or on a CPU with the dtype"),
         ({"task": "embed"}, "enable_lora can only be false"),
         ({"tensor_parallel_size": 2}, "enable_lora can only be true for one rank"),
         ({"max_cpu_loras": 2}, "max_cpu_loras must be at least max_loras"),

@@ -12,6 +12,7 @@ from checkpoints import make_checkpoint
 from oracle import make_engine, mixed_work, run, tokens_of
 from platforms.amx_emulation import amx_or_emulation
 from platforms.test_linear import ACTIVATIONS, make
+from platforms.test_low_rank import check_sums_of_a_gated_layer
 
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.engine.llm import LLM
@@ -67,6 +68,12 @@ def test_gate_and_up_are_computed_as_one(
     torch.testing.assert_close(
         down(gated).double(), gated.bfloat16().double() @ down_weight.t(), atol=2e-3, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_gated_layer_begins_with_sums(bias: bool) -> None:
+    with amx_or_emulation():
+        check_sums_of_a_gated_layer(BFloat16Platform(amx=True), bias=bias)
 
 
 @pytest.mark.parametrize("size", [40, 64])

@@ -13,6 +13,7 @@ from checkpoints import make_checkpoint
 from oracle import make_engine
 
 from paged_backend import LLM, SamplingParams
+from paged_backend.core.drafter import NO_DRAFT
 from paged_backend.core.scheduler_output import ContinuedDecodes, SchedulerOutput
 from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
 from paged_backend.engine.engine import Engine
@@ -285,7 +286,7 @@ def test_the_number_of_drafts_follows_what_they_give(is_right: bool) -> None:
     seq.status = SequenceStatus.RUNNING
     numbers = []
     for _ in range(400):
-        drafts = drafter.propose([seq], 64).get(1, [])
+        drafts = drafter.propose([seq], 64).get(1, NO_DRAFT).token_ids
         assert set(drafts) <= {PLACEHOLDER}
         numbers.append(len(drafts))
         if drafts:

@@ -343,8 +343,8 @@ _gate = make_gate("bfloat16", np.uint16, store_bfloat16)
 
 def _multiply_gated(arguments: Any) -> None:
     """Compute some rows of the columns that belong to pairs of panels, then the next ones."""
-    words = numba.carray(arguments, 10)
-    x, panels, out_at, rows, columns, steps, bias = words[2:9]
+    words = numba.carray(arguments, 11)
+    x, panels, out_at, rows, columns, steps, initial = words[2:9]
     panel_stride, x_stride = steps * _TILE_BYTES, steps * (2 * DEPTH)
     memory = np.empty((2 * ROWS, _WIDTH), np.float32)
     sums = _Matrix(np.int64(memory.ctypes.data), np.int64(_WIDTH * 4))
@@ -355,16 +355,19 @@ def _multiply_gated(arguments: Any) -> None:
     while piece < num_pieces:
         first, column = piece // num_columns * _BLOCK_ROWS, piece % num_columns * (_WIDTH // 2)
         weights = _Matrix(panels + column // LANES * 2 * panel_stride, panel_stride)
-        before = _Matrix(bias, np.int64(0))
-        if bias != 0:
-            before = _Matrix(bias + column * 2 * 4, np.int64(0))
         for row in range(first, min(first + _BLOCK_ROWS, rows), 2 * ROWS):
             row_tiles = 2 if rows - row > ROWS else 1
+            num_rows = min(2 * ROWS, rows - row)
+            before = _Matrix(initial, words[9] * 4)
+            if initial != 0:
+                place = initial + row * before.stride + column * 2 * 4
+                _copy((num_rows, _WIDTH), _Matrix(place, before.stride), sums)
+                before = sums
             source = _Matrix(x + row * x_stride, x_stride)
             _multiply_block(1, row_tiles, _WIDTH // LANES, source, weights, sums, before)
-            size = min(2 * ROWS, rows - row), _WIDTH // (2 * LANES)
+            size = num_rows, _WIDTH // (2 * LANES)
             out = out_at + (row * columns + column) * 2
-            _gate(sums.address, _WIDTH, out, columns, size, words[9])
+            _gate(sums.address, _WIDTH, out, columns, size, words[10])
         piece = claim(arguments)
     memory[0, 0] = 0  # see `_multiply_panels`
     release_tiles()
@@ -415,7 +418,7 @@ def multiply_gated(
     rows: int,
     columns: int,
     steps: int,
-    bias: int,
+    initial: Initial,
     activation: Activation,
 ) -> None:
     """Compute act(gate) * up in bf16, where gate and up are the halves of a product.
@@ -427,9 +430,9 @@ def multiply_gated(
         rows: number of rows.
         columns: number of columns of gate, a multiple of 2 * LANES.
         steps: the depth in tiles.
-        bias: address of the bias float32 in the order of the panels, or 0.
+        initial: what the sums begin with, in the order of the panels.
         activation: activation of the gate.
     """
     _, multiply = _kernels()
     sizes = rows, columns, steps
-    multiply(TILE_CONFIG.ctypes.data, x, panels, out, *sizes, bias, index_of(activation))
+    multiply(TILE_CONFIG.ctypes.data, x, panels, out, *sizes, *initial, index_of(activation))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearProduct, LinearSpec
+from paged_backend.models.lora_kernels import without_adapters
 from paged_backend.platforms.cpu import amx, bf16_kernels
 from paged_backend.platforms.cpu.amx import DEPTH, ROWS
 from paged_backend.platforms.cpu.bf16_kernels import gather_rows, round_rows
@@ -97,17 +98,17 @@ class BFloat16GatedLinear(GatedLinear, BFloat16Linear):
     def __init__(self, spec: LinearSpec) -> None:
         super().__init__(spec, on_amx=True)
 
-    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+    def _gate(self, x: Tensor, activation: Activation, initial: Initial) -> Tensor:
         """Compute act(gate) * up in bf16 [rows, outputs / 2], which other layers read as it is."""
         rows, columns = len(x), self._spec.outputs // 2
         out = padded_rows(rows, columns)
         rounded = self._rounded(x.contiguous())
         places = rounded.data_ptr(), self._panels.data_ptr(), out.data_ptr()
-        bias = 0 if self._bias is None else self._bias.data_ptr()
-        amx.multiply_gated(*places, rows, columns, self._steps, bias, activation)
+        amx.multiply_gated(*places, rows, columns, self._steps, initial, activation)
         return out
 
 
 def reads_bfloat16(reader: LinearProduct | None) -> bool:
     """Return True if a layer reads rows in bf16 from `padded_rows` as they are."""
+    reader = without_adapters(reader)
     return isinstance(reader, BFloat16Linear) and reader.reads_bfloat16

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearSpec
-from paged_backend.platforms.cpu.in_place import InPlaceProduct
+from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.llvm import INT64
 from paged_backend.platforms.cpu.math import emit_gelu_tanh, emit_silu
 from paged_backend.platforms.cpu.threads import device_variant
@@ -29,13 +30,27 @@ def index_of(activation: Activation) -> int:
 
 
 class GatedLinear(InPlaceProduct, ABC):
-    """The projections gate and up of an MLP; their panels of LANES outputs take turns."""
+    """The projections gate and up of an MLP; their panels of LANES outputs take turns.
+
+    See :class:`~paged_backend.models.linear.GatedMethod`.
+    """
 
     _spec: LinearSpec
 
+    def initial_sums(self, rows: int) -> Tensor:
+        """Return the bias of each row, or zeros: [rows, outputs] float32, panels in turns."""
+        sums = torch.empty(rows, self._num_outputs)
+        return sums.zero_() if self._bias is None else sums.copy_(self._bias)
+
+    def gated(self, x: Tensor, activation: Activation, sums: Tensor | None = None) -> Tensor:
+        """Compute act(gate) * up [rows, outputs / 2]; see `GatedMethod.gated`."""
+        if sums is not None:
+            return self._gate(x, activation, Initial(sums.data_ptr(), sums.shape[1]))
+        return self._gate(x, activation, self._bias_of_rows())
+
     @abstractmethod
-    def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        """Compute act(gate) * up [rows, outputs / 2], in a form that other layers read."""
+    def _gate(self, x: Tensor, activation: Activation, initial: Initial) -> Tensor:
+        """Compute `gated` with sums that begin with `initial`."""
 
     def _stored(self, values: Tensor) -> Tensor:
         """Return the rows of a weight, or a bias, in the order of the panels."""

@@ -28,8 +28,7 @@ class InPlaceProduct(ABC):
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer's output [rows, outputs] float32 for `x` [rows, inputs]."""
         out = torch.empty(x.shape[0], self._num_outputs)
-        bias = ZEROS if self._bias is None else Initial(self._bias.data_ptr(), 0)
-        self._run(self._readable(x), out, bias)
+        self._run(self._readable(x), out, self._bias_of_rows())
         return out
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
@@ -38,6 +37,9 @@ class InPlaceProduct(ABC):
             self._run(self._readable(x), out, Initial(out.data_ptr(), out.shape[1]))
         else:
             out += self(x)
+
+    def _bias_of_rows(self) -> Initial:
+        return ZEROS if self._bias is None else Initial(self._bias.data_ptr(), 0)
 
     def _readable(self, x: Tensor) -> Tensor:
         """Return rows that the kernels can read."""

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing, Scoring, SwiGLU
 from paged_backend.checkpoint.shape import Activation
-from paged_backend.models.linear import LinearMethod, RowFunction
+from paged_backend.models.linear import GatedMethod, LinearMethod, RowFunction
 from paged_backend.platforms.cpu.bf16_linear import (
     padded_rows,
     reads_bfloat16,
 )
-from paged_backend.platforms.cpu.gated import GatedLinear
 from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.math import exp, gelu_tanh, normal_cdf, sigmoid, swiglu
 from paged_backend.platforms.cpu.threads import (
@@ -82,7 +81,7 @@ def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
 
 def gated(linear: RowFunction, x: Tensor, activation: Activation) -> Tensor:
     """See `platforms.portable.layers.gated`; the result is bf16 if `linear` computes it."""
-    if isinstance(linear, GatedLinear):
+    if isinstance(linear, GatedMethod):
         return linear.gated(x, activation)
     return _ACTIVATIONS[activation](linear(x))
 

@@ -82,13 +82,11 @@ class CpuLinear(InPlaceProduct, TorchLinear):
 class CpuGatedLinear(GatedLinear, CpuLinear):
     """The same for a gated MLP; `spec.outputs` must be a multiple of `GATED_OUTPUTS`."""
 
-    def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        """Compute act(gate) * up [rows, outputs / 2] float32."""
+    def _gate(self, x: Tensor, activation: Activation, initial: Initial) -> Tensor:
         x = self._readable(x)
         out = torch.empty(len(x), self._num_outputs // 2)
         places = x.data_ptr(), self._panels.data_ptr(), out.data_ptr()
-        bias = 0 if self._bias is None else self._bias.data_ptr()
-        _gated(*places, *x.shape, out.shape[1], bias, index_of(activation))
+        _gated(*places, *x.shape, out.shape[1], *initial, index_of(activation))
         return out
 
 
@@ -186,21 +184,22 @@ _gate = make_gate("float32", np.float32, store_float32)
 
 def _multiply_gated(arguments: Any) -> None:
     """Compute the columns of the result that belong to pairs of panels, then to the next ones."""
-    _, x, panels, out, rows, depth, columns, bias, activation = numba.carray(arguments, 9)
+    words = numba.carray(arguments, 10)
+    x, panels, out, rows, depth, columns, initial, stride = words[1:9]
     width = max(2, panels_at_once(rows)) // 2 * LANES  # columns of the result
     memory = np.empty((max(rows, 1), 2 * width), np.float32)
     column = claim(arguments) * width
     while column < columns:
         count = min(width, columns - column)
         sums = np.int64(memory.ctypes.data)
-        before = bias + column * 2 * 4 if bias != 0 else bias
+        before = initial + column * 2 * 4 if initial != 0 else initial
         weights = panels + column * 2 * depth * 4
         _multiply(
             *(rows, 2 * count, x, depth, weights, LANES, LANES * depth),
-            *(sums, 2 * width, depth, before, np.int64(0)),
+            *(sums, 2 * width, depth, before, stride),
         )
         size = rows, count // LANES
-        _gate(sums, 2 * width, out + column * 4, columns, size, activation)
+        _gate(sums, 2 * width, out + column * 4, columns, size, words[9])
         column = claim(arguments) * width
     memory[0, 0] = (
         0  # numba frees an array after its own last use, even if its address is used later

@@ -130,7 +130,6 @@ class BFloat16Platform(CpuPlatform):
         super().__init__()
         self._amx = has_amx() if amx is None else amx
         self.linear_dtype = torch.bfloat16
-        self.low_rank = None
         self.kv_dtypes = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.peft import LowRank
 from paged_backend.models.linear import LinearSpec
+from paged_backend.models.step_context import AdapterRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.values.errors import option_error
 
@@ -68,8 +69,9 @@ class TritonLowRank:
         ranks = [0 if part is None else len(part.a) for part in parts]
         self._ranks[slot].copy_(self._transfer.send(np.array(ranks, np.int32)))
 
-    def add_to(self, out: Tensor, x: Tensor, slots: Tensor) -> None:
+    def add_to(self, out: Tensor, x: Tensor, rows: AdapterRows) -> None:
         """Add the product of each row; see `LowRankProduct.add_to`."""
+        slots = rows.slots
         sums = shrink(x.contiguous(), self._a, self._ranks, slots)
         expand(out, sums, self._b, self._ranks, slots, self._sizes)
 

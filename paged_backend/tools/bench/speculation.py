@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.hub import resolve_checkpoint
@@ -17,15 +14,16 @@ from paged_backend.engine.engine import Engine
 from paged_backend.engine.executors import open_executor
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.tools.bench.comparison import Comparison, Pair
-from paged_backend.tools.bench.environment import environment
+from paged_backend.tools.bench.in_turn import (
+    REQUESTS_PER_SEQUENCE,
+    rates_and_ratio,
+    run_requests,
+)
 from paged_backend.tools.bench.speculation_traces import ANSWER_TOKENS, Trace, traces
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import option_error
-from paged_backend.values.json_file import write_json
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
-
-_REQUESTS_PER_SEQUENCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,8 @@ class SpeculationFigures:
 
     def line(self) -> str:
         """Return a row for people."""
-        ratios, pair = sorted(self.comparison.ratios), self.comparison
-        assert pair.peer is not None
         return (
-            f"{pair.name:7} {self.at_once:7}  {pair.peer:8.0f}  {pair.engine:8.0f}  "
-            f"{ratios[len(ratios) // 2]:5.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})  "
+            f"{self.comparison.name:7} {self.at_once:7}  {rates_and_ratio(self.comparison)}  "
             f"{self.tokens_per_step:6.2f}  {self.accepted_share:8.0%}"
         )
 
@@ -96,7 +91,7 @@ class SpeculationBench:
                 comparison = Comparison(kind, label, is_rate=True)
                 before = self._engine.stats()
                 for number in range(rounds + 1):
-                    jobs = traces(kind, _REQUESTS_PER_SEQUENCE * at_once, vocab_size, number)
+                    jobs = traces(kind, REQUESTS_PER_SEQUENCE * at_once, vocab_size, number)
                     sides = (True, False) if number % 2 else (False, True)
                     rates = {side: self._run(jobs, at_once, speculate=side) for side in sides}
                     if number:  # the first round captures graphs
@@ -111,25 +106,10 @@ class SpeculationBench:
                     comparison, at_once, tokens_per_step, accepted / max(drafted, 1)
                 )
 
-    def save(self, path: Path, figures: Sequence[SpeculationFigures], command: str) -> None:
-        """Write the figures and the environment as JSON."""
-        values: Mapping[str, Any] = {
-            "command": command,
-            "environment": environment(torch.device("cpu")),
-            "figures": [row.as_dict() for row in figures],
-        }
-        write_json(path, values, indent=2)
-
     def _run(self, jobs: Sequence[Trace], at_once: int, *, speculate: bool) -> float:
         """Run all jobs, at most `at_once` at a time; returns tokens per second."""
-        engine, requests = self._engine, [self._request(job, speculate) for job in reversed(jobs)]
-        num_open, started = 0, time.perf_counter()
-        while requests or num_open:
-            while requests and num_open < at_once:
-                engine.add_request(requests.pop())
-                num_open += 1
-            num_open -= sum(output.finish_reason is not None for output in engine.step())
-        return ANSWER_TOKENS * len(jobs) / (time.perf_counter() - started)
+        requests = [self._request(job, speculate) for job in jobs]
+        return run_requests(self._engine, requests, at_once)
 
     def _request(self, job: Trace, speculate: bool) -> Request:
         self._num_requests += 1

@@ -20,8 +20,8 @@ class LoraOptions:
     enable_lora: bool = checked(
         False,
         Rule(bool),
-        "requests may name a LoRA adapter, which changes the model's answers; on a GPU, or on a "
-        "CPU with float32, for weights that are not quantized",
+        "requests may name a LoRA adapter, which changes the model's answers; on a CPU with the "
+        "dtype float32 or bfloat16, or on a GPU",
     )
     max_loras: int = checked(
         8, Rule(int, 1, _MAX_ADAPTERS), "number of different adapters in one step"

@@ -1,0 +1,27 @@
+"""The benchmark of LoRA adapters: what it prints and saves, and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from error_lines import error_line
+
+from paged_backend.cli import main
+
+
+def test_figures_of_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "figures.json"
+    flags = ["--ranks", "2,5", "--concurrency", "2", "--rounds", "1", "--json", str(path)]
+    assert main(["bench", "adapters", "demo", *flags]) == 0
+    base, adapters = json.loads(path.read_text())["figures"]
+    assert (base["name"], base["at_once"], len(base["rounds"])) == ("base", 2, 1)
+    assert adapters["ratio"] == pytest.approx(adapters["engine"] / adapters["peer"])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed] == ["requests", "base", "adapters"]
+
+
+def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "adapters", "demo", "--dtype", "float16"]) == 2
+    assert "enable_lora can only be true on a CPU" in error_line(capsys.readouterr().err)
