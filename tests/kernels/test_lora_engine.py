@@ -124,7 +124,7 @@ def test_the_warm_up_runs_the_kernels_of_adapters(oracle, monkeypatch):
 
 
 def test_adapters_over_int8_weights(oracle):
-    """Rounded weights move tokens only where two are almost as likely, with and without adapters."""
+    """Rounded weights move a token only where two are almost as likely."""
     work = oracle.requests(4, 16, 2)
     engine = engine_for(oracle, quantization="int8")
     together = run_requests(engine, work)

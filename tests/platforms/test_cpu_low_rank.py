@@ -20,7 +20,7 @@ from paged_backend.platforms.cpu.platform import CpuPlatform
 
 
 def rows_of(slots: Sequence[int]) -> AdapterRows:
-    rows = AdapterRows(len(slots) + 3)
+    rows = AdapterRows(len(slots) + 3, torch.device("cpu"))
     rows.write(np.array(slots, np.int32))
     return rows
 
