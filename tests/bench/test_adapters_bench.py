@@ -24,4 +24,6 @@ def test_figures_of_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "adapters", "demo", "--dtype", "float16"]) == 2
-    assert "enable_lora can only be true on a CPU" in error_line(capsys.readouterr().err)
+    assert "enable_lora can only be true on a GPU, or on a CPU" in error_line(
+        capsys.readouterr().err
+    )
