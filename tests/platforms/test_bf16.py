@@ -11,8 +11,8 @@ import torch
 from checkpoints import make_checkpoint
 from oracle import make_engine, mixed_work, run, tokens_of
 from platforms.amx_emulation import amx_or_emulation
-from platforms.test_linear import ACTIVATIONS, make
 from platforms.test_cpu_low_rank import check_sums_of_a_gated_layer
+from platforms.test_linear import ACTIVATIONS, make
 
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.engine.llm import LLM
