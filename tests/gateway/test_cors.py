@@ -171,8 +171,11 @@ def test_serve_passes_the_gateways_flags_on(tmp_path):
     """All flags, so that a new one is not forgotten."""
     keys = tmp_path / "keys"
     keys.write_text("alice sk-one\n")
+    loaders = tmp_path / "loaders"
+    loaders.write_text("admin sk-two\n")
     flags = (
         *("--api-key-file", str(keys), "--request-timeout", "2.5", "--share-prefix-cache"),
+        *("--runtime-lora-keys", str(loaders)),
         *("--openai-restricted-api", "inference", "X-One", "1"),
         *("--openai-restricted-api", "metrics,health", "X-Two", "-2"),
         *("--max-body-bytes", "2048", "--max-stream-backlog", "7"),
