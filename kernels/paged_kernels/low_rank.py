@@ -6,7 +6,7 @@ prompt are neighbors with one adapter, so a tile of rows has few adapters, and i
 them on the device: a launch depends on sizes alone and can be captured in a CUDA graph.
 
 A row's result does not depend on other rows, to the last bit. `shrink` adds up splits of K, which
-follow from K alone. Few rows: each split is a program of its own, and `expand` adds the sums of the
+follow from K alone. Few rows: each split is a separate program, and `expand` adds the sums of the
 splits in their order. Many rows: one program adds all splits of its tile in the same order.
 """
 

@@ -196,7 +196,7 @@ class Sequence:
 
     @property
     def awaits_beams(self) -> bool:
-        """Whether this beam waits until the candidates of all beams are compared."""
+        """True while this beam waits until the candidates of all beams are compared."""
         return self.num_candidates > 0 and self.num_output_placeholders > 0
 
     @property

@@ -260,7 +260,7 @@ class Engine:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether only other threads have work."""
+        """True if only other threads have work."""
         return not (self.scheduler.has_unfinished or self._in_flight)
 
     def _add_compiled(self) -> list[SequenceOutput]:

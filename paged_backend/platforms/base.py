@@ -90,7 +90,7 @@ class Platform(PlatformKernels, Protocol):
 
     @property
     def drafting_runner(self) -> DraftingRunnerFactory | None:
-        """How a draft model joins a model; None if the platform has no draft models."""
+        """The function that joins a model and its draft model; None if there is none."""
         ...
 
     @property

@@ -22,7 +22,7 @@ _FIRST_PAUSE, _MAX_PAUSE = 16, 128
 
 @dataclass(slots=True)
 class _Guessed:
-    """How well the draft model guesses a sequence."""
+    """A sequence, and the chance that the draft model guesses it right."""
 
     seq: Sequence
     chance: float  # that a draft is right if those before it were

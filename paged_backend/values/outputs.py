@@ -54,7 +54,7 @@ class DraftCounts(NamedTuple):
         return DraftCounts(*map(sum, zip(self, other, strict=True)))
 
     def limited(self, num_output_tokens: int) -> DraftCounts:
-        """Return the counts of one draft of which the output keeps only so many tokens."""
+        """Return the counts of a draft after the output was cut to this number of tokens."""
         return self._replace(
             num_accepted=min(self.num_accepted, num_output_tokens),
             num_predicted_accepted=min(self.num_predicted_accepted, num_output_tokens),

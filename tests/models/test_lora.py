@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from lora_oracle import run_requests as run
 from oracle import EOS, make_engine, mixed_work
 from quantization.test_checkpoints import FORMATS, INT8, TOKEN_INT8, ct, rounded, whole
 from quantized_checkpoints import Writer, compressed, quantize_checkpoint
@@ -145,17 +146,6 @@ def requests(case: LoraCase, number: int = 24, **params: Any) -> list[Request]:
         )
         for index, (prompt, max_tokens) in enumerate(mixed_work(number))
     ]
-
-
-def run(engine: Engine, work: list[Request]) -> Outputs:
-    outputs: Outputs = {}
-    for request in work:
-        engine.add_request(request)
-    while engine.has_unfinished:
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).append(output)
-        engine.scheduler.check_invariants()
-    return outputs
 
 
 def _bits(outputs: list[SequenceOutput]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Which tokens in the blocks of the pool have keys and values of the draft model, too."""
+"""A count of the tokens in each block for which the draft model has keys and values, too."""
 
 from __future__ import annotations
 

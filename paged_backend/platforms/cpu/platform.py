@@ -147,5 +147,5 @@ class BFloat16Platform(CpuPlatform):
 
 
 def _low_rank(spec: LinearSpec, num_slots: int, max_rank: int) -> LowRankProduct:
-    """Make the product of a layer; each adapter takes the memory of its own rank."""
+    """Make the product of a layer; an adapter takes as much memory as its rank needs."""
     return CpuLowRank(spec, num_slots)

@@ -183,7 +183,7 @@ class Moment:
     """Facts as labels of a gauge with the time at which they were last true.
 
     The series with the facts before them is deleted, because any number of facts may follow. The
-    server deletes a series only with the object of its family, so each has one of its own.
+    server deletes a series only with the object of its family. So each series has its object.
 
     Args:
         make_family: makes an object of the family.

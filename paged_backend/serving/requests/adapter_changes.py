@@ -156,7 +156,7 @@ class AdapterChanges:
             _fail(change.sender, as_exception(error))
             return
         LOG.info("adapter %s is loaded from %s", lora.lora_name, shorten(lora.lora_path))
-        if replaced is not None:  # nobody waits for the end of its requests
+        if replaced is not None:  # its requests end without a caller that waits
             self._link.send_all(wire.DropAdapter(uuid.uuid4().hex, replaced))
         _succeed(change.sender)
 

@@ -69,7 +69,7 @@ class Wishes:
 
 
 class Completions:
-    """The completions of one row, each with responses of its own.
+    """The completions of one row, each with separate responses.
 
     Args:
         wishes: what the row asks for.
