@@ -296,7 +296,8 @@ def test_bench_host_times_the_three_parts_of_a_step(capsys):
     for row, batch_size in zip(rows, ("1", "8"), strict=True):
         found, context, *times, total = row.split()
         assert (found, context) == (batch_size, "40")
-        assert sum(map(float, times)) == pytest.approx(float(total), abs=0.002)
+        # Each of the four numbers is rounded to a microsecond.
+        assert sum(map(float, times)) == pytest.approx(float(total), abs=0.0021)
         assert all(float(value) > 0 for value in times)
 
 
