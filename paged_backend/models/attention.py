@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paged_backend.models.layers import QKNorm
 from paged_backend.models.linear import LinearMethod
+from paged_backend.values.kv_cache_groups import KVSizes
 
 _METADATA_DTYPES = {
     "positions": torch.int32,
@@ -95,6 +96,11 @@ class AttentionLayer:
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     reader: LinearMethod | None = None
+
+    @property
+    def kept(self) -> KVSizes:
+        """What the layer keeps for each token."""
+        return KVSizes(self.num_kv_heads, self.head_dim, self.head_dim)
 
 
 class AttentionBackend(ABC):

@@ -11,7 +11,7 @@ import torch
 
 from paged_backend.models.attention import AttentionLayer
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.kv_cache_groups import KVCacheGroup, group_layers
+from paged_backend.values.kv_cache_groups import KVCacheGroup, KVSizes, group_layers
 
 _FP8, _SCALE_BYTES = torch.float8_e4m3fn, 4
 
@@ -98,16 +98,14 @@ class KVCacheSpec:
 
     Attributes:
         groups: the groups of the layers with attention.
-        num_kv_heads: heads of the keys and of the values.
-        head_dim: size of a head.
+        sizes: what each of the layers keeps for a token.
         block_size: tokens in a block.
         dtype: dtype of the stored numbers.
         scales: scales of the stored numbers.
     """
 
     groups: tuple[KVCacheGroup, ...]
-    num_kv_heads: int
-    head_dim: int
+    sizes: KVSizes
     block_size: int
     dtype: torch.dtype
     scales: KVScales = KVScales.NONE
@@ -134,20 +132,20 @@ class KVCacheSpec:
             ConfigError: the layers differ in their KV heads; blocks have one size in all layers.
         """
         first, *others = layers
-        sizes = first.num_kv_heads, first.head_dim
         for layer in others:
-            if (layer.num_kv_heads, layer.head_dim) != sizes:
+            if layer.kept != first.kept:
                 raise ConfigError(
-                    f"the checkpoint has {layer.num_kv_heads} KV heads of size {layer.head_dim} in "
-                    f"layer {layer.index}, but {sizes[0]} of size {sizes[1]} in layer "
-                    f"{first.index}; the KV heads of all layers must be alike"
+                    f"the checkpoint has {layer.kept.num_heads} KV heads of size {layer.kept.key_dim} "
+                    f"in layer {layer.index}, but {first.kept.num_heads} of size "
+                    f"{first.kept.key_dim} in layer {first.index}; the KV heads of all layers must "
+                    "be alike"
                 )
         if groups is None:
             groups = tuple(
                 KVCacheGroup(group.window, tuple(layers[place].index for place in group.layers))
                 for group in group_layers([layer.window for layer in layers], max_model_len)
             )
-        return cls(groups, *sizes, block_size, stored.dtype, stored.scales)
+        return cls(groups, first.kept, block_size, stored.dtype, stored.scales)
 
     @property
     def group_size(self) -> int:
@@ -175,10 +173,10 @@ class KVCacheSpec:
 
     @property
     def _layer_bytes(self) -> int:
-        head_bytes = self.head_dim * self.dtype.itemsize
+        numbers = self.sizes.numbers * self.dtype.itemsize
         if self.scales is KVScales.TOKEN_HEAD:
-            head_bytes += _SCALE_BYTES
-        return 2 * self.num_kv_heads * head_bytes
+            return numbers + self.sizes.vectors * _SCALE_BYTES
+        return numbers
 
 
 class KVCachePlace(NamedTuple):

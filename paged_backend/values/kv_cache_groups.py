@@ -5,9 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
 
 MAX_GROUPS = 8
 """Number of groups that a model should not exceed: each one adds a block table to each sequence."""
+
+
+class KVSizes(NamedTuple):
+    """The numbers that a layer keeps for each token."""
+
+    num_heads: int
+    key_dim: int  # numbers of a head's key
+    value_dim: int  # numbers of a head's value; 0 if values are parts of the keys
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of a token's keys and values."""
+        return self.num_heads * (self.key_dim + self.value_dim)
+
+    @property
+    def vectors(self) -> int:
+        """The vectors of a token, each of which may have a scale."""
+        return self.num_heads * (2 if self.value_dim else 1)
 
 
 @dataclass(frozen=True, slots=True)

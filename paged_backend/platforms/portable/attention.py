@@ -44,8 +44,8 @@ class TorchAttention(AttentionBackend):
     def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
         self._block_size = spec.block_size
         self._places = spec.places
-        self._keys = TorchKVPool(spec, num_blocks, device)
-        self._values = TorchKVPool(spec, num_blocks, device)
+        self._keys = TorchKVPool(spec, spec.sizes.key_dim, num_blocks, device)
+        self._values = TorchKVPool(spec, spec.sizes.value_dim, num_blocks, device)
         self._meta: AttentionMetadata | None = None
         # The plans of that step, by group and window.
         self._plans: dict[tuple[int, int | None], _Plan] = {}
