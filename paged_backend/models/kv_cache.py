@@ -133,10 +133,11 @@ class KVCacheSpec:
         """
         first, *others = layers
         for layer in others:
-            if layer.kept != first.kept:
+            kept = layer.kept
+            if kept != first.kept:
                 raise ConfigError(
-                    f"the checkpoint has {layer.kept.num_heads} KV heads of size {layer.kept.key_dim} "
-                    f"in layer {layer.index}, but {first.kept.num_heads} of size "
+                    f"the checkpoint has {kept.num_heads} KV heads of size {kept.key_dim} in "
+                    f"layer {layer.index}, but {first.kept.num_heads} of size "
                     f"{first.kept.key_dim} in layer {first.index}; the KV heads of all layers must "
                     "be alike"
                 )
