@@ -22,15 +22,22 @@ class Attention:
     Args:
         config: sizes and variant of the model.
         index: the layer's number.
-        prefix: the name of the module in the checkpoint.
+        layer_name: the name of the layer in the checkpoint.
         cos_sin_cache: the layer's rotary table, see `AttentionLayer`.
         kernels: the platform.
     """
 
+    name = "self_attn"
+
     def __init__(
-        self, config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
+        self,
+        config: ModelConfig,
+        index: int,
+        layer_name: str,
+        cos_sin_cache: Tensor,
+        kernels: Kernels,
     ) -> None:
-        variant = config.variant
+        variant, prefix = config.variant, f"{layer_name}.{self.name}"
         sizes = config.num_heads, config.num_kv_heads, config.head_dim
         self._norms = NormWeights(kernels, unit_offset=variant.unit_offset)
         self._head_norm = self._token_norm = None
@@ -61,6 +68,16 @@ class Attention:
         output = LinearSpec(self._query_size, {"o_proj": hidden}, biases.output, prefix)
         self.o_proj = kernels.linear(output)
 
+    @property
+    def reader(self) -> LinearMethod:
+        """The layer that alone reads the input."""
+        return self.qkv_proj
+
+    @property
+    def kept_tokens(self) -> AttentionLayer:
+        """The layer's keys and values."""
+        return self.layer
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to `self_attn`."""
         parameters = self.qkv_proj.parameters() | self.o_proj.parameters()
@@ -88,7 +105,7 @@ class Attention:
         place.check_scale()
         return place.value.to(self._device, torch.float32).contiguous()
 
-    def attend(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
+    def mix(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
         """Compute attention without the output projection: [num_tokens, num_heads * head_dim]."""
         qkv = self.qkv_proj(x)
         if self._token_norm is not None:

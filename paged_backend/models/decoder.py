@@ -15,6 +15,7 @@ from paged_backend.models.classifier import Classifier
 from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
+from paged_backend.models.mixer import Mixer
 from paged_backend.models.moe import MoeMLP
 
 
@@ -22,7 +23,7 @@ class DecoderLayer:
     """The weights of one layer.
 
     Attributes:
-        attention: the attention.
+        mixer: the attention, or what is in its place.
         mlp: the MLP, or the experts in its place.
         norms: the weights of the norms by their names in the checkpoint.
     """
@@ -33,7 +34,7 @@ class DecoderLayer:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
         names = config.variant.norms.names
         self.norms = {name: self._norm_weights.empty(config.hidden_size) for name in names}
-        self.attention = Attention(config, index, f"{prefix}.self_attn", cos_sin_cache, kernels)
+        self.mixer: Mixer = Attention(config, index, prefix, cos_sin_cache, kernels)
         moe = config.moe_of(index)
         self._mlp_name = "mlp" if moe is None else moe.names.module
         self.mlp: GatedMLP | MoeMLP
@@ -46,14 +47,14 @@ class DecoderLayer:
         """Return the weight tensors to fill, by checkpoint name relative to the layer."""
         return {
             **{f"{name}.weight": weight for name, weight in self.norms.items()},
-            **prefixed("self_attn", self.attention.parameters()),
+            **prefixed(self.mixer.name, self.mixer.parameters()),
             **prefixed(self._mlp_name, self.mlp.parameters()),
         }
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
         self._norm_weights.pack()
-        self.attention.pack()
+        self.mixer.pack()
         self.mlp.pack()
 
     def norm(self, name: str | None) -> Tensor | None:
@@ -103,7 +104,8 @@ class Decoder:
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """The attention layers, in order."""
-        return [layer.attention.layer for layer in self._layers.values()]
+        kept = (layer.mixer.kept_tokens for layer in self._layers.values())
+        return [layer for layer in kept if layer is not None]
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
@@ -152,16 +154,16 @@ class Decoder:
         names = self.config.variant.norms
         layers = list(self._layers.values())
         nexts: list[tuple[Tensor | None, LinearMethod | None]] = [
-            (layer.norm(names.attention_input), layer.attention.qkv_proj) for layer in layers[1:]
+            (layer.norm(names.attention_input), layer.mixer.reader) for layer in layers[1:]
         ]
         nexts.append((self._norm, None))
         x = self._normed(hidden, layers[0].norm(names.attention_input))
         for layer, next_input in zip(layers, nexts, strict=True):
-            attended = layer.attention.attend(x, attention, meta)
+            attended = layer.mixer.mix(x, attention, meta)
             if layer is layers[-1] and logits_indices is not None:  # only these rows matter
                 attended, hidden = attended[logits_indices], hidden[logits_indices]
             output, mlp_input = layer.norm(names.attention_output), layer.norm(names.mlp_input)
-            o_proj, reader = layer.attention.o_proj, layer.mlp.reader
+            o_proj, reader = layer.mixer.o_proj, layer.mlp.reader
             x = self._add(hidden, o_proj, attended, output, (mlp_input, reader))
             x = self._add(hidden, layer.mlp, x, layer.norm(names.mlp_output), next_input)
         return x
