@@ -109,6 +109,13 @@ def _group_size(num_layers: dict[int | None, int], max_model_len: int) -> int:
     return min(allowed, key=places_held)
 
 
+class StateLayout(NamedTuple):
+    """The slots for the states of sequences, which some layers keep beside tokens' blocks."""
+
+    num_slots: int  # with slot 0, which stands for the state at the start of a sequence
+    interval: int  # tokens between the states that the prefix cache keeps; 0: it keeps none
+
+
 @dataclass(frozen=True, slots=True)
 class KVCacheLayout:
     """The groups as the scheduler sees them, and the number of blocks that a sequence needs.
@@ -122,11 +129,13 @@ class KVCacheLayout:
         max_num_batched_tokens: maximum number of tokens that a step computes.
         windows: the window of each group; None if its tokens see all positions. Empty for a model
             without a KV cache, which computes a whole prompt in one step.
+        states: slots for the states of sequences; None if no layer keeps a state.
     """
 
     block_size: int
     max_num_batched_tokens: int
     windows: tuple[int | None, ...] = (None,)
+    states: StateLayout | None = None
 
     @property
     def num_groups(self) -> int:
