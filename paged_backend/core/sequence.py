@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from paged_backend.core.seeds import derive_seed
 from paged_backend.core.sequence_grammar import SequenceGrammar
 from paged_backend.values.outputs import SequenceTimes, TokenLogprobs
 from paged_backend.values.request import Request
-
-if TYPE_CHECKING:
-    from paged_backend.core.state_slots import State
 
 PLACEHOLDER = -1
 """Stands for a token that a step in flight is sampling."""
@@ -25,6 +22,13 @@ class SequenceStatus(IntEnum):
     WAITING = 0  # new or preempted: owns no block
     RUNNING = 1
     FINISHED = 2
+
+
+class State(NamedTuple):
+    """The state of a sequence after its first ``position`` tokens."""
+
+    position: int
+    slot: int
 
 
 class Sequence:

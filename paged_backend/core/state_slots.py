@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from paged_backend.core.block_pool import NULL_BLOCK, BlockPool
-from paged_backend.core.sequence import Sequence
+from paged_backend.core.sequence import Sequence, State
 from paged_backend.values.kv_cache_groups import StateLayout
 
 ZERO_SLOT = NULL_BLOCK
 """The slot that is read at the start of a sequence: layers take its state as zero."""
-
-
-class State(NamedTuple):
-    """The state of a sequence after its first ``position`` tokens."""
-
-    position: int
-    slot: int
 
 
 class StateSlots:
