@@ -82,6 +82,11 @@ class Attention:
         k_scale, v_scale = (self._kv_scale(place) for place in self._kv_scales.values())
         self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale, reader=self.o_proj)
 
+    @property
+    def reader(self) -> LinearMethod:
+        """The layer that alone reads the input."""
+        return self.qkv_proj
+
     def _kv_scale(self, place: StoredTensor) -> Tensor | None:
         if not place.filled:
             return None

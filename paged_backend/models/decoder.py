@@ -9,10 +9,11 @@ from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
-from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.classifier import Classifier
 from paged_backend.models.embedding import EmbeddingMethod
+from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
 from paged_backend.models.moe import MoeMLP
@@ -33,7 +34,9 @@ class DecoderLayer:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
         names = config.variant.norms.names
         self.norms = {name: self._norm_weights.empty(config.hidden_size) for name in names}
-        self.attention = Attention(config, index, f"{prefix}.self_attn", cos_sin_cache, kernels)
+        attention = Attention if config.variant.latent is None else LatentAttention
+        self.attention: Attention | LatentAttention
+        self.attention = attention(config, index, f"{prefix}.self_attn", cos_sin_cache, kernels)
         moe = config.moe_of(index)
         self._mlp_name = "mlp" if moe is None else moe.names.module
         self.mlp: GatedMLP | MoeMLP
@@ -101,7 +104,7 @@ class Decoder:
             )
 
     @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
+    def attention_layers(self) -> Sequence[CachedLayer]:
         """The attention layers, in order."""
         return [layer.attention.layer for layer in self._layers.values()]
 
@@ -152,7 +155,7 @@ class Decoder:
         names = self.config.variant.norms
         layers = list(self._layers.values())
         nexts: list[tuple[Tensor | None, LinearMethod | None]] = [
-            (layer.norm(names.attention_input), layer.attention.qkv_proj) for layer in layers[1:]
+            (layer.norm(names.attention_input), layer.attention.reader) for layer in layers[1:]
         ]
         nexts.append((self._norm, None))
         x = self._normed(hidden, layers[0].norm(names.attention_input))

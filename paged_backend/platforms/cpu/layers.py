@@ -32,6 +32,7 @@ from paged_backend.platforms.cpu.threads import (
     floats,
     ints,
 )
+from paged_backend.platforms.portable import layers as portable
 
 _ONE = np.float32(1.0)
 _NO_LIMIT = float(np.finfo(np.float32).max)  # compiled code may assume that no number is infinite
@@ -132,14 +133,21 @@ def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
     _add_gated()(out.data_ptr(), x.data_ptr(), gate.data_ptr(), *out.shape)
 
 
-def choose_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def choose_experts(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See `platforms.portable.layers.choose_experts`; `logits` must be contiguous."""
+    if bias is not None or routing.groups is not None or routing.scale != 1:
+        return portable.choose_experts(logits, routing, bias)
     shape = len(logits), routing.num_experts_per_tok
     ids, weights = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
     places = logits.data_ptr(), ids.data_ptr(), weights.data_ptr()
     scoring = _SCORINGS.index(routing.scoring)
     _choose_experts()(*places, *logits.shape, shape[1], scoring, int(routing.norm_topk_prob))
     return ids, weights
+
+
+multiply_heads = portable.multiply_heads
 
 
 @device_function

@@ -31,6 +31,7 @@ from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
 from paged_backend.platforms.cpu.split_linear import SplitLinear
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
+from paged_backend.platforms.portable.latent import TorchLatentAttention
 from paged_backend.platforms.portable.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
@@ -80,6 +81,8 @@ class CpuPlatform(TorchPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        if not spec.sizes.value_dim:
+            return TorchLatentAttention(spec, num_blocks, self.device)
         return CpuAttention(spec, num_blocks)
 
     def model_runner(
@@ -142,6 +145,8 @@ class BFloat16Platform(CpuPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        if not spec.sizes.value_dim:
+            return TorchLatentAttention(spec, num_blocks, self.device)
         amx = self._amx and spec.dtype == torch.bfloat16 and amx_attention.fits(spec)
         return CpuAttention(spec, num_blocks, amx=amx)
 
