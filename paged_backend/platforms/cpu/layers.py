@@ -16,6 +16,7 @@ from torch import Tensor
 from paged_backend.checkpoint.moe import Routing, Scoring, SwiGLU
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import GatedMethod, LinearMethod, RowFunction
+from paged_backend.platforms.cpu import head_products
 from paged_backend.platforms.cpu.bf16_linear import (
     padded_rows,
     reads_bfloat16,
@@ -147,7 +148,9 @@ def choose_experts(
     return ids, weights
 
 
-multiply_heads = portable.multiply_heads
+def multiply_heads(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """See `platforms.portable.layers.multiply_heads`."""
+    head_products.multiply_heads(out, x, weight)
 
 
 @device_function

@@ -23,6 +23,7 @@ from paged_backend.platforms.cpu.bf16_linear import BFloat16GatedLinear, BFloat1
 from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.graph_runner import CpuGraphRunner
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
+from paged_backend.platforms.cpu.latent import CpuLatentAttention
 from paged_backend.platforms.cpu.linear import GATED_OUTPUTS, CpuGatedLinear, CpuLinear
 from paged_backend.platforms.cpu.low_rank import CpuLowRank
 from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
@@ -31,7 +32,6 @@ from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
 from paged_backend.platforms.cpu.split_linear import SplitLinear
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
-from paged_backend.platforms.portable.latent import TorchLatentAttention
 from paged_backend.platforms.portable.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
@@ -82,7 +82,7 @@ class CpuPlatform(TorchPlatform):
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
         if not spec.sizes.value_dim:
-            return TorchLatentAttention(spec, num_blocks, self.device)
+            return CpuLatentAttention(spec, num_blocks)
         return CpuAttention(spec, num_blocks)
 
     def model_runner(
@@ -146,7 +146,7 @@ class BFloat16Platform(CpuPlatform):
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
         if not spec.sizes.value_dim:
-            return TorchLatentAttention(spec, num_blocks, self.device)
+            return CpuLatentAttention(spec, num_blocks)
         amx = self._amx and spec.dtype == torch.bfloat16 and amx_attention.fits(spec)
         return CpuAttention(spec, num_blocks, amx=amx)
 

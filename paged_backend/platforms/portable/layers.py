@@ -113,7 +113,8 @@ def _choose_by_score(
 
 def _in_chosen_groups(scores: Tensor, groups: ExpertGroups) -> Tensor:
     """Return whether each expert is in one of its row's groups, [rows, num_experts] bool."""
-    members = scores.view(len(scores), groups.count, -1)
+    rows, num_experts = scores.shape
+    members = scores.view(rows, groups.count, num_experts // groups.count)
     totals = members.topk(groups.num_scored, dim=-1)[0].sum(dim=-1)
     chosen = totals.sort(dim=-1, descending=True, stable=True)[1][:, : groups.chosen]
     is_chosen = torch.zeros_like(totals, dtype=torch.bool).scatter(1, chosen, True)
