@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.decoder_tensors import decoder_tensors
+from paged_backend.checkpoint.families.deepseek import deepseek_v2, deepseek_v3, glm4_moe_lite
 from paged_backend.checkpoint.families.gemma import gemma2, gemma3
 from paged_backend.checkpoint.families.glm4 import glm4
 from paged_backend.checkpoint.families.gpt_oss import gpt_oss
 from paged_backend.checkpoint.families.granite import granite
 from paged_backend.checkpoint.families.keys import GELU_TANH, SILU, ActivationKey
 from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
+from paged_backend.checkpoint.families.minicpm3 import minicpm3
 from paged_backend.checkpoint.families.ministral import ministral, ministral3
 from paged_backend.checkpoint.families.olmo import olmo2, olmo3, olmoe
 from paged_backend.checkpoint.families.phi3 import phi3
@@ -71,6 +73,10 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": Architecture(qwen3_moe),
     "Gemma2ForCausalLM": replace(_GEMMA, variant=gemma2),
     "Gemma3ForCausalLM": replace(_GEMMA, variant=gemma3),
+    "DeepseekV2ForCausalLM": Architecture(deepseek_v2),
+    "DeepseekV3ForCausalLM": Architecture(deepseek_v3),
+    "MiniCPM3ForCausalLM": Architecture(minicpm3, tied_embeddings=True),
+    "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite),
     "Glm4ForCausalLM": Architecture(glm4, head_dim=128),
     "GptOssForCausalLM": Architecture(gpt_oss, head_dim=64),
     "GraniteForCausalLM": Architecture(granite),

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.latent import LatentShape
 from paged_backend.checkpoint.moe import MoeShape
 from paged_backend.checkpoint.stages import Stage
+from paged_backend.values.kv_cache_groups import KVSizes
 
 Windows = tuple[int | None, ...]
 """For each layer the number of positions a token sees, its own included; None for all."""
@@ -101,6 +103,7 @@ class Variant:
         fused_qkv: the checkpoint stores the weights of queries, keys and values as ``qkv_proj``.
         fused_gate_up: the checkpoint stores the weights of gate and up as ``gate_up_proj``.
         sinks: each head of the queries has a score for an extra key without a value.
+        latent: sizes of latent attention; None for attention with keys and values of each head.
         embedding_scale: factor on the embeddings.
         residual_scale: factor on the output of attention and MLP.
         attention_scale: factor on the scores; None for head_dim ** -0.5.
@@ -109,6 +112,8 @@ class Variant:
         logits_softcap: logits become cap * tanh(logit / cap), after the factor; None for no limit.
         moe: the mixture-of-experts layers in place of MLPs; None if there are none.
         moe_layers: whether each layer is one of these; empty if all are.
+        unused_layers: layers of the checkpoint after the last one, which predict more tokens of a
+            step and are not loaded.
     """
 
     biases: Biases = Biases()
@@ -122,6 +127,7 @@ class Variant:
     fused_qkv: bool = False
     fused_gate_up: bool = False
     sinks: bool = False
+    latent: LatentShape | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     attention_scale: float | None = None
@@ -130,6 +136,7 @@ class Variant:
     logits_softcap: float | None = None
     moe: MoeShape | None = None
     moe_layers: tuple[bool, ...] = ()
+    unused_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +164,18 @@ class ModelShape:
     def own_stage(self) -> Stage:
         """The part of the model that a rank computes; a single stage if it is the whole model."""
         return self.stage or Stage(range(self.num_layers), self.num_layers)
+
+    @property
+    def unused_layers(self) -> range:
+        """The numbers of the layers after the last one that the checkpoint has."""
+        return range(self.num_layers, self.num_layers + self.variant.unused_layers)
+
+    @property
+    def kept(self) -> KVSizes:
+        """What each layer keeps for a token in the KV cache."""
+        if self.variant.latent is not None:
+            return KVSizes(1, self.variant.latent.row_size, 0)
+        return KVSizes(self.num_kv_heads, self.head_dim, self.head_dim)
 
     @property
     def windows(self) -> Windows:

@@ -103,10 +103,56 @@ class AttentionLayer:
         return KVSizes(self.num_kv_heads, self.head_dim, self.head_dim)
 
 
-class AttentionBackend(ABC):
-    """Owns the KV pool of all layers and computes attention over it."""
+@dataclass(frozen=True, slots=True)
+class LatentLayer:
+    """One layer of latent attention, see `checkpoint.latent`.
 
-    @abstractmethod
+    All heads attend to the same row of a token: its latent vector, then its rotary key. The latent
+    vector is also the value.
+
+    Attributes:
+        index: the layer's number in the model.
+        num_heads: query heads.
+        rank: size of the latent vector.
+        rotary_dim: size of the rotary key.
+        scale: factor on the scores before the softmax.
+        cos_sin_cache: [max_positions, rotary_dim] float32: for each position the cosines of
+            rotary_dim / 2 angles, then their sines.
+    """
+
+    index: int
+    num_heads: int
+    rank: int
+    rotary_dim: int
+    scale: float
+    cos_sin_cache: Tensor
+
+    @property
+    def window(self) -> None:
+        """None: a token sees all positions up to its own."""
+        return None
+
+    @property
+    def row_size(self) -> int:
+        """The size of a row."""
+        return self.rank + self.rotary_dim
+
+    @property
+    def kept(self) -> KVSizes:
+        """What the layer keeps for each token."""
+        return KVSizes(1, self.row_size, 0)
+
+
+CachedLayer = AttentionLayer | LatentLayer
+"""A layer that keeps something of each token in the KV pool."""
+
+
+class AttentionBackend(ABC):
+    """Owns the KV pool of all layers and computes attention over it.
+
+    All layers of a model are of one kind, and a backend has the method for this kind only.
+    """
+
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         """Write the step's keys and values to the KV pool, and compute attention.
 
@@ -122,6 +168,26 @@ class AttentionBackend(ABC):
         Returns:
             [num_tokens, num_heads * head_dim].
         """
+        raise TypeError("this backend has no keys and values of heads")
+
+    def attend_latent(
+        self, layer: LatentLayer, q: Tensor, rows: Tensor, meta: AttentionMetadata
+    ) -> Tensor:
+        """Write the step's rows to the KV pool, and compute latent attention.
+
+        Before that, applies the rotary embedding to the last `rotary_dim` numbers of all queries
+        and rows.
+
+        Args:
+            layer: the layer that calls.
+            q: [num_tokens, num_heads, row_size] in the model's dtype. May be overwritten.
+            rows: [num_tokens, row_size] in the same dtype. May be overwritten.
+            meta: the layout of the step.
+
+        Returns:
+            [num_tokens, num_heads, rank], the sums of latent vectors, in the model's dtype.
+        """
+        raise TypeError("this backend has no latent vectors")
 
     @abstractmethod
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
-from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.classifier import Classifier
 from paged_backend.models.embedding import EmbeddingMethod
+from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
 from paged_backend.models.mixer import Mixer
@@ -34,7 +35,8 @@ class DecoderLayer:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
         names = config.variant.norms.names
         self.norms = {name: self._norm_weights.empty(config.hidden_size) for name in names}
-        self.mixer: Mixer = Attention(config, index, prefix, cos_sin_cache, kernels)
+        attention = Attention if config.variant.latent is None else LatentAttention
+        self.mixer: Mixer = attention(config, index, prefix, cos_sin_cache, kernels)
         moe = config.moe_of(index)
         self._mlp_name = "mlp" if moe is None else moe.names.module
         self.mlp: GatedMLP | MoeMLP
@@ -102,7 +104,7 @@ class Decoder:
             )
 
     @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
+    def attention_layers(self) -> Sequence[CachedLayer]:
         """The attention layers, in order."""
         kept = (layer.mixer.kept_tokens for layer in self._layers.values())
         return [layer for layer in kept if layer is not None]

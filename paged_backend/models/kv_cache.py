@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from paged_backend.models.attention import AttentionLayer
+from paged_backend.models.attention import AttentionLayer, CachedLayer
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import KVCacheGroup, KVSizes, group_layers
 
@@ -43,7 +43,7 @@ _SCALES = {
 
 
 def kv_cache_format(
-    option: str, layers: Sequence[AttentionLayer], supported: Sequence[torch.dtype]
+    option: str, layers: Sequence[CachedLayer], supported: Sequence[torch.dtype]
 ) -> KVCacheFormat:
     """Return the format of the KV cache for a value of the option ``kv_cache_dtype``.
 
@@ -56,10 +56,16 @@ def kv_cache_format(
         supported: what the platform can store; the first one is the default.
 
     Raises:
-        ConfigError: the platform does not support the dtype, or some layers lack scales.
+        ConfigError: the platform does not support the dtype, or some layers lack scales, or they
+            keep latent vectors and the dtype has 8 bits.
     """
     if option == "auto":
         return KVCacheFormat(supported[0])
+    heads = [layer for layer in layers if isinstance(layer, AttentionLayer)]
+    if len(heads) < len(layers) and option != "bfloat16":
+        raise ConfigError(
+            f"option kv_cache_dtype can only be auto or bfloat16 for latent attention, got {option}"
+        )
     if option == "bfloat16":
         chosen = KVCacheFormat(torch.bfloat16)
     elif option == "int8_per_token_head":
@@ -67,7 +73,7 @@ def kv_cache_format(
     elif option == "fp8_per_token_head":
         chosen = KVCacheFormat(_FP8, KVScales.TOKEN_HEAD)
     else:
-        chosen = KVCacheFormat(_FP8, _fp8_scales(layers))
+        chosen = KVCacheFormat(_FP8, _fp8_scales(heads))
     if chosen.dtype not in supported:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in supported)
         raise ConfigError(
@@ -113,7 +119,7 @@ class KVCacheSpec:
     @classmethod
     def of(
         cls,
-        layers: Sequence[AttentionLayer],
+        layers: Sequence[CachedLayer],
         block_size: int,
         stored: KVCacheFormat,
         max_model_len: int,

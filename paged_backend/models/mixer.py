@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import Parameter
-from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
 from paged_backend.models.linear import LinearMethod
 
 
@@ -34,7 +34,7 @@ class Mixer(Protocol):
         ...
 
     @property
-    def kept_tokens(self) -> AttentionLayer | None:
+    def kept_tokens(self) -> CachedLayer | None:
         """What the layer keeps for each token; None if it keeps nothing for tokens."""
         ...
 

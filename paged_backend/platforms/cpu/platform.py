@@ -23,6 +23,7 @@ from paged_backend.platforms.cpu.bf16_linear import BFloat16GatedLinear, BFloat1
 from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.graph_runner import CpuGraphRunner
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
+from paged_backend.platforms.cpu.latent import CpuLatentAttention
 from paged_backend.platforms.cpu.linear import GATED_OUTPUTS, CpuGatedLinear, CpuLinear
 from paged_backend.platforms.cpu.low_rank import CpuLowRank
 from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
@@ -80,6 +81,8 @@ class CpuPlatform(TorchPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        if not spec.sizes.value_dim:
+            return CpuLatentAttention(spec, num_blocks)
         return CpuAttention(spec, num_blocks)
 
     def model_runner(
@@ -142,6 +145,8 @@ class BFloat16Platform(CpuPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        if not spec.sizes.value_dim:
+            return CpuLatentAttention(spec, num_blocks)
         amx = self._amx and spec.dtype == torch.bfloat16 and amx_attention.fits(spec)
         return CpuAttention(spec, num_blocks, amx=amx)
 

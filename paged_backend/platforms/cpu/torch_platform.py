@@ -27,6 +27,7 @@ from paged_backend.platforms.portable.attention import TorchAttention
 from paged_backend.platforms.portable.encoder_runner import EncoderRunner
 from paged_backend.platforms.portable.experts import TorchExperts, swiglu_of_rows
 from paged_backend.platforms.portable.int8_linear import TorchInt8Linear
+from paged_backend.platforms.portable.latent import TorchLatentAttention
 from paged_backend.platforms.portable.linear import RowwiseLinear, TorchLinear
 from paged_backend.platforms.portable.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
@@ -86,7 +87,8 @@ class TorchPlatform:
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
-        return TorchAttention(spec, num_blocks, self.device)
+        kind = TorchAttention if spec.sizes.value_dim else TorchLatentAttention
+        return kind(spec, num_blocks, self.device)
 
     def kv_cache_bytes(
         self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
