@@ -85,6 +85,16 @@ _GROUPS = {
 _DEEPSEEK_ROPE = {**_YARN_ROPE, "mscale": 0.8, "mscale_all_dim": 0.6}
 
 
+# One key head for two value heads; the values of a head are longer than its keys.
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+
+
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama2": _heads(4, 4, model_type="llama"),
     "llama3": _heads(8, 2, model_type="llama", head_dim=16, rope_parameters=_LLAMA3_ROPE),
@@ -174,6 +184,11 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         scale_emb=3.0,
         **{**_LATENT, "tie_word_embeddings": True},
     ),
+    "qwen3-next": _heads(
+        4, 2, model_type="qwen3_next", head_dim=16, mlp_only_layers=[1], **_DELTA, **_EXPERTS
+    ),
+    "qwen3.5": _heads(4, 2, model_type="qwen3_5_text", head_dim=16, **_DELTA),
+    "qwen3.5-moe": _heads(4, 2, model_type="qwen3_5_moe_text", head_dim=16, **_DELTA, **_EXPERTS),
     "glm4": _heads(4, 2, model_type="glm4", head_dim=32, pad_token_id=0),
     "granite": _heads(
         4,

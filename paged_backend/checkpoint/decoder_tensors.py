@@ -33,8 +33,10 @@ def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorS
     hidden = shape.hidden_size
     for norm in shape.variant.norms.names:
         yield f"{norm}.weight", _norm(shape, hidden)
-    for name, spec in _attention_tensors(shape):
-        yield f"self_attn.{name}", spec
+    mixer = shape.variant.state_mixer_of(index)
+    module = "self_attn" if mixer is None else mixer.name
+    for name, spec in _attention_tensors(shape) if mixer is None else mixer.tensors():
+        yield f"{module}.{name}", spec
     moe = shape.moe_of(index)
     yield from _mlp_tensors(shape) if moe is None else moe_tensors(moe)
 

@@ -18,7 +18,15 @@ from paged_backend.checkpoint.families.minicpm3 import minicpm3
 from paged_backend.checkpoint.families.ministral import ministral, ministral3
 from paged_backend.checkpoint.families.olmo import olmo2, olmo3, olmoe
 from paged_backend.checkpoint.families.phi3 import phi3
-from paged_backend.checkpoint.families.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe
+from paged_backend.checkpoint.families.qwen import (
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
+)
 from paged_backend.checkpoint.families.smollm3 import smollm3
 from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.checkpoint.tensors import Tensors
@@ -71,6 +79,9 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": Architecture(qwen3, head_dim=128),
     "Qwen2MoeForCausalLM": Architecture(qwen2_moe),
     "Qwen3MoeForCausalLM": Architecture(qwen3_moe),
+    "Qwen3NextForCausalLM": Architecture(qwen3_next, head_dim=256),
+    "Qwen3_5ForCausalLM": Architecture(qwen3_5, head_dim=256),
+    "Qwen3_5MoeForCausalLM": Architecture(qwen3_5_moe, head_dim=256),
     "Gemma2ForCausalLM": replace(_GEMMA, variant=gemma2),
     "Gemma3ForCausalLM": replace(_GEMMA, variant=gemma3),
     "DeepseekV2ForCausalLM": Architecture(deepseek_v2),

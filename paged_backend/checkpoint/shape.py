@@ -7,6 +7,7 @@ from enum import Enum
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.latent import LatentShape
+from paged_backend.checkpoint.mixers import StateMixer
 from paged_backend.checkpoint.moe import MoeShape
 from paged_backend.checkpoint.stages import Stage
 from paged_backend.values.kv_cache_groups import KVSizes
@@ -112,6 +113,10 @@ class Variant:
         logits_softcap: logits become cap * tanh(logit / cap), after the factor; None for no limit.
         moe: the mixture-of-experts layers in place of MLPs; None if there are none.
         moe_layers: whether each layer is one of these; empty if all are.
+        state_mixers: what each layer has in place of attention, None for attention; empty if all
+            layers have attention.
+        gated_attention: the rows of ``q_proj`` are, for each head, its query and a gate, and the
+            result of attention is multiplied by the sigmoid of the gates.
         unused_layers: layers of the checkpoint after the last one, which predict more tokens of a
             step and are not loaded.
     """
@@ -136,6 +141,13 @@ class Variant:
     logits_softcap: float | None = None
     moe: MoeShape | None = None
     moe_layers: tuple[bool, ...] = ()
+    state_mixers: tuple[StateMixer | None, ...] = ()
+    gated_attention: bool = False
+
+    def state_mixer_of(self, layer: int) -> StateMixer | None:
+        """Return what a layer has in place of attention; None for attention."""
+        return self.state_mixers[layer] if self.state_mixers else None
+
     unused_layers: int = 0
 
 
@@ -183,6 +195,13 @@ class ModelShape:
         return self.variant.windows or (None,) * self.num_layers
 
     @property
+    def attention_windows(self) -> Windows:
+        """The windows of the layers that have attention."""
+        mixers = self.variant.state_mixers or (None,) * self.num_layers
+        pairs = zip(self.windows, mixers, strict=True)
+        return tuple(window for window, mixer in pairs if mixer is None)
+
+    @property
     def moe(self) -> MoeShape | None:
         """The mixture-of-experts layers; None if there are none."""
         return self.variant.moe
@@ -198,7 +217,10 @@ class ModelShape:
         sections = self.attention_sections
         if self.variant.fused_qkv:
             return {"qkv_proj": sum(sections)}
-        return dict(zip(("q_proj", "k_proj", "v_proj"), sections, strict=True))
+        parts = dict(zip(("q_proj", "k_proj", "v_proj"), sections, strict=True))
+        if self.variant.gated_attention:
+            parts["q_proj"] *= 2
+        return parts
 
     @property
     def attention_sections(self) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paged_backend.models.layers import QKNorm
 from paged_backend.models.linear import LinearMethod
+from paged_backend.models.states import StatePool
 from paged_backend.values.kv_cache_groups import KVSizes
 
 _METADATA_DTYPES = {
@@ -51,6 +52,9 @@ class AttentionMetadata:
     # Number of blocks that all decodes begin with in groups without a window, for a backend that
     # can read them once for all; 0 to read them for each one. Every decode has more tokens.
     num_shared_blocks: int = 0
+    # [num_seqs, 2] int32, the slots of the states that each sequence reads and writes; None if no
+    # layer keeps a state.
+    state_slots: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, dtype in _METADATA_DTYPES.items():
@@ -58,6 +62,17 @@ class AttentionMetadata:
             for tensor in value if isinstance(value, tuple) else (value,):
                 if tensor.dtype != dtype or not tensor.is_contiguous():
                     raise TypeError(f"{name} must be contiguous and {dtype}, got {tensor.dtype}")
+
+    @property
+    def open_state_slots(self) -> Tensor:
+        """The slots of the states, for a layer that keeps one.
+
+        Raises:
+            TypeError: the step has none.
+        """
+        if self.state_slots is None:
+            raise TypeError("a step of a model with states has no slots")
+        return self.state_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +166,23 @@ class AttentionBackend(ABC):
     """Owns the KV pool of all layers and computes attention over it.
 
     All layers of a model are of one kind, and a backend has the method for this kind only.
+
+    Attributes:
+        states: the states of sequences, which some layers keep; None if no layer does.
     """
+
+    states: StatePool | None = None
+
+    @property
+    def open_states(self) -> StatePool:
+        """The states, for a layer that keeps one.
+
+        Raises:
+            TypeError: there are none.
+        """
+        if self.states is None:
+            raise TypeError("the backend was made for a model without states")
+        return self.states
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         """Write the step's keys and values to the KV pool, and compute attention.

@@ -11,7 +11,7 @@ from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.shape import QKNormScope
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
-from paged_backend.models.head_order import row_order
+from paged_backend.models.head_order import head_order, row_order
 from paged_backend.models.layers import Kernels, NormWeights, QKNorm
 from paged_backend.models.linear import LinearMethod, LinearSpec
 
@@ -28,6 +28,7 @@ class Attention:
     """
 
     name = "self_attn"
+    kept_state = None
 
     def __init__(
         self,
@@ -56,6 +57,8 @@ class Attention:
             softcap=variant.attention_softcap,
             sinks=sinks,
         )
+        self._gated = variant.gated_attention
+        self._head_order = head_order(config.ropes[index], interleaved=variant.rotary.interleaved)
         self._query_size = config.num_heads * config.head_dim
         self._query_scales = _query_scales(config, cos_sin_cache, kernels.dtype)
         scale = StoredType((config.num_kv_heads,), optional=True, one_for_all=True)
@@ -93,11 +96,12 @@ class Attention:
         """Bring the filled weights into the form that the platform's kernels read."""
         self._norms.pack()
         if self._head_norm is not None:
-            self._head_norm.pack()
+            self._head_norm.pack(self._head_order.to(self._device))
         self.qkv_proj.pack()
         self.o_proj.pack()
         k_scale, v_scale = (self._kv_scale(place) for place in self._kv_scales.values())
-        self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale, reader=self.o_proj)
+        reader = None if self._gated else self.o_proj
+        self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale, reader=reader)
 
     def _kv_scale(self, place: StoredTensor) -> Tensor | None:
         if not place.filled:
@@ -108,6 +112,9 @@ class Attention:
     def mix(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
         """Compute attention without the output projection: [num_tokens, num_heads * head_dim]."""
         qkv = self.qkv_proj(x)
+        if self._gated:
+            gate, qkv = qkv[:, : self._query_size], qkv[:, self._query_size :].contiguous()
+            return backend.attend(self.layer, qkv, meta).mul_(gate.sigmoid())
         if self._token_norm is not None:
             self._token_norm.apply(qkv)
         if self._query_scales is not None:

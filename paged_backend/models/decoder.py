@@ -7,17 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paged_backend.checkpoint.mixers import DeltaShape, ShortConvShape
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.classifier import Classifier
+from paged_backend.models.delta import GatedDelta
 from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
 from paged_backend.models.mixer import Mixer
 from paged_backend.models.moe import MoeMLP
+from paged_backend.models.short_conv import ShortConv
+from paged_backend.models.states import StateLayer
 
 
 class DecoderLayer:
@@ -35,8 +39,7 @@ class DecoderLayer:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
         names = config.variant.norms.names
         self.norms = {name: self._norm_weights.empty(config.hidden_size) for name in names}
-        attention = Attention if config.variant.latent is None else LatentAttention
-        self.mixer: Mixer = attention(config, index, prefix, cos_sin_cache, kernels)
+        self.mixer = _make_mixer(config, index, prefix, cos_sin_cache, kernels)
         moe = config.moe_of(index)
         self._mlp_name = "mlp" if moe is None else moe.names.module
         self.mlp: GatedMLP | MoeMLP
@@ -107,6 +110,12 @@ class Decoder:
     def attention_layers(self) -> Sequence[CachedLayer]:
         """The attention layers, in order."""
         kept = (layer.mixer.kept_tokens for layer in self._layers.values())
+        return [layer for layer in kept if layer is not None]
+
+    @property
+    def state_layers(self) -> Sequence[StateLayer]:
+        """The layers that keep a state for each sequence, in order."""
+        kept = (layer.mixer.kept_state for layer in self._layers.values())
         return [layer for layer in kept if layer is not None]
 
     def parameters(self) -> dict[str, Parameter]:
@@ -224,6 +233,20 @@ class Decoder:
         if weight is None:
             return x
         return self._functions.rms_norm(x, weight, self.config.rms_norm_eps)
+
+
+def _make_mixer(
+    config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
+) -> Mixer:
+    """Return the attention of a layer, or what it has in place of it."""
+    shape = config.variant.state_mixer_of(index)
+    match shape:
+        case DeltaShape():
+            return GatedDelta(shape, index, prefix, config.rms_norm_eps, kernels)
+        case ShortConvShape():
+            return ShortConv(shape, index, prefix, kernels)
+    attention = Attention if config.variant.latent is None else LatentAttention
+    return attention(config, index, prefix, cos_sin_cache, kernels)
 
 
 def _layer(index: int) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from paged_backend.models.attention import AttentionLayer, CachedLayer
+from paged_backend.models.states import StateSpec
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import KVCacheGroup, KVSizes, group_layers
 
@@ -108,6 +109,7 @@ class KVCacheSpec:
         block_size: tokens in a block.
         dtype: dtype of the stored numbers.
         scales: scales of the stored numbers.
+        states: the states of sequences; None if no layer keeps one.
     """
 
     groups: tuple[KVCacheGroup, ...]
@@ -115,6 +117,7 @@ class KVCacheSpec:
     block_size: int
     dtype: torch.dtype
     scales: KVScales = KVScales.NONE
+    states: StateSpec | None = None
 
     @classmethod
     def of(

@@ -32,6 +32,7 @@ class LatentAttention:
     """
 
     name = "self_attn"
+    kept_state = None
 
     def __init__(
         self,

@@ -283,7 +283,11 @@ class QKNorm:
         self.heads = torch.empty(shape, dtype=norms.dtype, device=norms.device)
         self._num_heads = num_heads
 
-    def pack(self) -> None:
-        """Repeat the weights for each head, for kernels that do not tell queries from keys."""
-        self.heads[: self._num_heads] = self.query
-        self.heads[self._num_heads :] = self.key
+    def pack(self, order: Tensor) -> None:
+        """Repeat the weights for each head, for kernels that do not tell queries from keys.
+
+        Args:
+            order: [head_dim] int64, the checkpoint's dimension for each dimension of a head.
+        """
+        self.heads[: self._num_heads] = self.query[order]
+        self.heads[self._num_heads :] = self.key[order]

@@ -9,6 +9,7 @@ from torch import Tensor
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
 from paged_backend.models.linear import LinearMethod
+from paged_backend.models.states import StateLayer
 
 
 class Mixer(Protocol):
@@ -36,6 +37,11 @@ class Mixer(Protocol):
     @property
     def kept_tokens(self) -> CachedLayer | None:
         """What the layer keeps for each token; None if it keeps nothing for tokens."""
+        ...
+
+    @property
+    def kept_state(self) -> StateLayer | None:
+        """What the layer keeps for each sequence; None if it keeps nothing for sequences."""
         ...
 
     def parameters(self) -> dict[str, Parameter]:

@@ -389,7 +389,8 @@ class EngineWithoutModel:
         """Check that continued decodes give the same arrays as slices."""
         batch = self.inputs.build(plan)
         builder = InputBatchBuilder(self.block_size, self.num_groups)
-        wanted = builder.build(ScheduledBatch.of(list(plan.all_sequences())))
+        slices = ScheduledBatch.of(list(plan.all_sequences()))
+        wanted = builder.build(replace(slices, state_slots=plan.state_slots))
         for field in fields(InputBatch):
             got = getattr(batch, field.name)
             if isinstance(got, np.ndarray):

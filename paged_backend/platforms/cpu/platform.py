@@ -116,7 +116,7 @@ class CpuPlatform(TorchPlatform):
         config: EngineConfig,
         context: StepContext | None = None,
     ) -> CpuModelRunner:
-        if config.enforce_eager:
+        if config.enforce_eager or spec.states is not None:
             return CpuModelRunner(model, attention, spec, context)
         return CpuGraphRunner(model, attention, spec, limits, context)
 
