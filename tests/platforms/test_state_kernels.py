@@ -1,0 +1,177 @@
+"""The CPU's kernels of layers that keep a state per sequence, compared with their references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from paged_kernels.reference.causal_conv import causal_conv as reference_conv
+from paged_kernels.reference.gated_delta import gated_delta as reference_delta
+from state_steps import NUM_SLOTS, RAGGED, Step, step_of
+from torch import Tensor
+
+from paged_backend.platforms.cpu.causal_conv import causal_conv
+from paged_backend.platforms.cpu.gated_delta import gated_delta
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A kernel, and what describes its arguments.
+
+    Attributes:
+        kernel: (tensors of rows, parameters, pool, slots, query_start_loc), returns the results.
+        reference: the same, in float64.
+        rows: (number of rows), returns random tensors of rows.
+        parameters: what all rows share.
+        state: shape of a state.
+        of_model: whether states have the dtype of the rows, not float32.
+    """
+
+    kernel: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
+    rows: Callable[[int], list[Tensor]]
+    state: tuple[int, ...]
+    parameters: tuple[Any, ...] = ()
+    of_model: bool = False
+
+    def pool(self, dtype: torch.dtype) -> Tensor:
+        """Return random states; slot 0 has NaN, which stands for anything."""
+        pool = torch.randn(NUM_SLOTS, *self.state)
+        pool[0] = torch.nan
+        return pool.to(dtype) if self.of_model else pool
+
+    def run(self, rows: list[Tensor], pool: Tensor, step: Step) -> Tensor:
+        """Compute a step with the kernel."""
+        return self.kernel(*rows, *self.parameters, pool, *step.tensors())
+
+    def confirm(self, rows: list[Tensor], pool: Tensor, step: Step) -> None:
+        """Compare results and states with the reference."""
+        wanted_pool = pool.clone() if self.of_model else pool.double()
+        wanted = self.reference(*rows, *self.parameters, wanted_pool, *step.tensors())
+        found = self.run(rows, pool, step)
+        dtype = rows[0].dtype
+        assert found.dtype == dtype and found.shape == wanted.shape
+        # States that are copied are exact.
+        tolerance = {"rtol": 0.0, "atol": 0.0} if self.of_model else {"rtol": 2e-6, "atol": 2e-6}
+        torch.testing.assert_close(pool[1:], wanted_pool[1:].to(pool.dtype), **tolerance)
+        rounding = 2.0**-8 if dtype == torch.bfloat16 else 0.0
+        assert ((found.double() - wanted).abs() <= wanted.abs() * rounding + 4e-6).all()
+
+
+def conv(channels: int, width: int, *, silu: bool, bias: bool) -> Layer:
+    parameters = torch.randn(channels, width), torch.randn(channels) if bias else None
+
+    def with_activation(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *args: function(*args, silu=silu)
+
+    return Layer(
+        with_activation(causal_conv),
+        with_activation(reference_conv),
+        lambda n: [torch.randn(n, channels + 3)[:, 2:-1]],
+        (channels, width - 1),
+        parameters,
+        of_model=True,
+    )
+
+
+def delta(key_heads: int, heads: int, key_dim: int, value_dim: int, *, of_channels: bool) -> Layer:
+    decays = (heads, key_dim) if of_channels else (heads,)
+
+    def rows(n: int) -> list[Tensor]:
+        """Queries, keys and values are parts of the same rows, as behind a convolution."""
+        sizes = [key_heads * key_dim] * 2 + [heads * value_dim]
+        q, k, v = torch.randn(n, sum(sizes)).split(sizes, dim=1)
+        q, k = (x.unflatten(1, (key_heads, key_dim)) for x in (q, k))
+        decay, beta = -torch.rand(n, *decays) * 3, torch.rand(n, heads)
+        return [q, k, v.unflatten(1, (heads, value_dim)), decay, beta]
+
+    return Layer(gated_delta, reference_delta, rows, (heads, key_dim, value_dim))
+
+
+LAYERS = {
+    "conv": conv(300, 4, silu=True, bias=False),
+    "conv_bias": conv(20, 3, silu=False, bias=True),
+    "gated_delta": delta(2, 4, 32, 16, of_channels=False),
+    "gated_delta_odd": delta(1, 3, 17, 200, of_channels=False),
+    "gated_delta_of_channels": delta(2, 2, 8, 40, of_channels=True),
+}
+
+
+@pytest.fixture(params=LAYERS.values(), ids=LAYERS.keys())
+def layer(request: pytest.FixtureRequest) -> Layer:
+    torch.manual_seed(0)
+    found: Layer = request.param
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equals_the_reference(layer: Layer, dtype: torch.dtype) -> None:
+    rows = [x.to(dtype) for x in layer.rows(RAGGED.num_rows)]
+    layer.confirm(rows, layer.pool(dtype), RAGGED)
+
+
+def test_a_long_prompt_equals_the_reference(layer: Layer) -> None:
+    layer.confirm(layer.rows(75), layer.pool(torch.float32), step_of(75, 3, 4))
+
+
+def test_only_slots_of_the_step_are_written(layer: Layer) -> None:
+    pool = layer.pool(torch.float32)
+    before = pool.clone()
+    layer.run(layer.rows(RAGGED.num_rows), pool, RAGGED)
+    used = zip(RAGGED.targets, RAGGED.lengths, strict=True)
+    written = {target for target, length in used if length} - {0}
+    changed = {slot for slot in range(1, NUM_SLOTS) if not torch.equal(pool[slot], before[slot])}
+    assert changed == written
+    assert pool[0].isnan().all()
+
+
+@pytest.mark.parametrize("cuts", [(1, 2, 70), (40, 33), (32, 1, 40), (73,)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_do_not_depend_on_cuts(
+    layer: Layer, dtype: torch.dtype, cuts: tuple[int, ...]
+) -> None:
+    """Prompts, and decodes after them, from slot to slot or in place."""
+    rows = [x.to(dtype) for x in layer.rows(76)]
+    whole, pool = layer.pool(dtype), layer.pool(dtype)
+    wanted = layer.run(rows, whole, step_of(76, 0, 1))
+    outs, start, source = [], 0, 0
+    for number, length in enumerate((*cuts, 1, 1, 1)):
+        target = 1 + number % 2 if number < 3 else source
+        parts = [x[start : start + length] for x in rows]
+        outs.append(layer.run(parts, pool, step_of(length, source, target)))
+        start, source = start + length, target
+    assert torch.equal(torch.cat(outs), wanted)
+    assert torch.equal(pool[source], whole[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_do_not_depend_on_other_sequences(layer: Layer, dtype: torch.dtype) -> None:
+    rows = [x.to(dtype) for x in layer.rows(RAGGED.num_rows)]
+    pool = layer.pool(dtype)
+    alone, start = pool.clone(), 0
+    together = layer.run(rows, pool, RAGGED)
+    for length, source, target in zip(RAGGED.lengths, RAGGED.sources, RAGGED.targets, strict=True):
+        if length:
+            parts = [x[start : start + length] for x in rows]
+            out = layer.run(parts, alone, step_of(length, source, target))
+            assert torch.equal(out, together[start : start + length])
+        start += length
+    assert torch.equal(pool[1:], alone[1:])
+
+
+def test_sequences_that_write_to_slot_0_do_not_meet(layer: Layer) -> None:
+    step = Step([3] * 8, [0, 5] * 4, [0] * 8)
+    layer.confirm(layer.rows(24), layer.pool(torch.float32), step)
+
+
+def test_a_pool_of_another_dtype_is_refused(layer: Layer) -> None:
+    pool = layer.pool(torch.float32).half()
+    with pytest.raises(
+        ValueError, match="^pool must be contiguous torch.float32, got torch.float16"
+    ):
+        layer.run(layer.rows(1), pool, step_of(1, 1, 1))
