@@ -10,11 +10,13 @@ import pytest
 import torch
 from paged_kernels.reference.causal_conv import causal_conv as reference_conv
 from paged_kernels.reference.gated_delta import gated_delta as reference_delta
+from paged_kernels.reference.selective_scan import selective_scan as reference_ssd
 from state_steps import NUM_SLOTS, RAGGED, Step, step_of
 from torch import Tensor
 
 from paged_backend.platforms.cpu.causal_conv import causal_conv
 from paged_backend.platforms.cpu.gated_delta import gated_delta
+from paged_backend.platforms.cpu.selective_scan import selective_scan
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -57,10 +59,12 @@ class Layer:
         dtype = rows[0].dtype
         assert found.dtype == dtype and found.shape == wanted.shape
         # States that are copied are exact.
-        tolerance = {"rtol": 0.0, "atol": 0.0} if self.of_model else {"rtol": 2e-6, "atol": 2e-6}
+        tolerance = {"rtol": 0.0, "atol": 0.0} if self.of_model else {"rtol": 4e-6, "atol": 4e-6}
         torch.testing.assert_close(pool[1:], wanted_pool[1:].to(pool.dtype), **tolerance)
         rounding = 2.0**-8 if dtype == torch.bfloat16 else 0.0
-        assert ((found.double() - wanted).abs() <= wanted.abs() * rounding + 4e-6).all()
+        allowed = wanted.abs() * rounding + wanted.abs().max() * 1e-6
+        error = (found.double() - wanted).abs()
+        assert (error <= allowed).all(), f"{(error / allowed).max():.3g} times the tolerance"
 
 
 def conv(channels: int, width: int, *, silu: bool, bias: bool) -> Layer:
@@ -93,11 +97,36 @@ def delta(key_heads: int, heads: int, key_dim: int, value_dim: int, *, of_channe
     return Layer(gated_delta, reference_delta, rows, (heads, key_dim, value_dim))
 
 
+def ssd(groups: int, heads: int, head_dim: int, state_dim: int, *, plain: bool) -> Layer:
+    def rows(n: int) -> list[Tensor]:
+        """The inputs x, dt, b and c, which are parts of the same rows."""
+        sizes = [heads * head_dim, heads, *[groups * state_dim] * 2]
+        x, dt, b, c = torch.randn(n, sum(sizes)).split(sizes, dim=1)
+        b, c = (part.unflatten(1, (groups, state_dim)) for part in (b, c))
+        return [x.unflatten(1, (heads, head_dim)), dt * 3, b, c]
+
+    a, d, dt_bias = -torch.rand(heads) * 4, torch.randn(heads), torch.randn(heads)
+
+    def with_parameters(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, *state: Tensor) -> Tensor:
+            if plain:
+                return function(x, dt, a, b, c, None, None, *state)
+            return function(x, dt, a, b, c, d, dt_bias, *state, dt_limits=(0.02, 0.9))
+
+        return run
+
+    functions = with_parameters(selective_scan), with_parameters(reference_ssd)
+    return Layer(*functions, rows, (heads, head_dim, state_dim))
+
+
 LAYERS = {
     "conv": conv(300, 4, silu=True, bias=False),
     "conv_bias": conv(20, 3, silu=False, bias=True),
     "gated_delta": delta(2, 4, 32, 16, of_channels=False),
     "gated_delta_odd": delta(1, 3, 17, 200, of_channels=False),
+    "selective_scan": ssd(2, 4, 64, 32, plain=False),
+    "selective_scan_odd": ssd(1, 3, 7, 21, plain=True),
+    "selective_scan_in_blocks": ssd(1, 1, 40, 256, plain=False),
     "gated_delta_of_channels": delta(2, 2, 8, 40, of_channels=True),
 }
 

@@ -33,7 +33,7 @@ from paged_backend.platforms.cpu.threads import (
     inlined,
 )
 
-_CHANNELS, _SEQUENCES = 256, 8  # of a piece of work
+_CHANNELS, _SEQUENCES = 256, 8  # the size of a piece of work
 _ONE = np.float32(1.0)
 
 

@@ -16,12 +16,11 @@ from numba.extending import intrinsic
 
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
 from paged_backend.platforms.cpu.tiles import HAS_AVX512
-from paged_backend.platforms.cpu.vectors import FLOATS, load, splat, store_float32
+from paged_backend.platforms.cpu.vectors import FLOATS, copies, fma, load, store_float32
 
 MOST_PANELS = 8 if HAS_AVX512 else 2
 """Panels of LANES columns of which the sums fit in the registers; a power of two."""
 
-_FLOAT = FLOATS.element
 _ZEROS = ir.Constant(FLOATS, [0.0] * FLOATS.count)
 
 
@@ -84,7 +83,7 @@ def _emit_step(builder: Any, panels: int, corrects: bool, args: Sequence[Any]) -
     stride = builder.mul(stride, INT64(4))
     added = [load(builder, values, INT64(panel)) for panel in range(panels)]
     if corrects:
-        factor = _copies(builder, beta, INT64(0))
+        factor = copies(builder, beta, INT64(0))
         recalled = _emit_recall(builder, panels, (source, stride, num_keys, recalls))
         added = [
             builder.fmul(factor, builder.fsub(value, known))
@@ -95,13 +94,13 @@ def _emit_step(builder: Any, panels: int, corrects: bool, args: Sequence[Any]) -
         offset = builder.mul(loop.index, stride)
         before, after = builder.add(source, offset), builder.add(target, offset)
         decay, key, query = (
-            _copies(builder, numbers, loop.index) for numbers in (decays, keys, queries)
+            copies(builder, numbers, loop.index) for numbers in (decays, keys, queries)
         )
         for panel, (value, total) in enumerate(zip(added, sums, strict=True)):
             kept = builder.fmul(decay, load(builder, before, INT64(panel)))
-            state = _fma(builder, key, value, kept)
+            state = fma(builder, key, value, kept)
             store_float32(builder, state, after, INT64(panel))
-            builder.store(_fma(builder, query, state, builder.load(total)), total)
+            builder.store(fma(builder, query, state, builder.load(total)), total)
     for panel, total in enumerate(sums):
         store_float32(builder, builder.load(total), out, INT64(panel))
 
@@ -117,11 +116,11 @@ def _emit_recall(builder: Any, panels: int, args: tuple[Any, Any, Any, Any]) -> 
     def add(key: Any, sums: list[Any]) -> None:
         place, factor = (
             builder.add(source, builder.mul(key, stride)),
-            _copies(builder, recalls, key),
+            copies(builder, recalls, key),
         )
         for panel, total in enumerate(sums):
             state = load(builder, place, INT64(panel))
-            builder.store(_fma(builder, factor, state, builder.load(total)), total)
+            builder.store(fma(builder, factor, state, builder.load(total)), total)
 
     pairs = builder.lshr(num_keys, INT64(1))
     with cgutils.for_range(builder, pairs) as loop:
@@ -134,17 +133,3 @@ def _emit_recall(builder: Any, panels: int, args: tuple[Any, Any, Any, Any]) -> 
         builder.fadd(builder.load(even), builder.load(odd))
         for even, odd in zip(*halves, strict=True)
     ]
-
-
-def _copies(builder: Any, numbers: Any, index: Any) -> Any:
-    """Emit a vector of copies of the float32 at an index from an address."""
-    place = builder.gep(builder.inttoptr(numbers, _FLOAT.as_pointer()), [index])
-    return splat(builder, builder.load(place, align=4))
-
-
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Emit a * b + c, rounded once."""
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(FLOATS, [FLOATS] * 3), f"llvm.fma.v{FLOATS.count}f32"
-    )
-    return builder.call(function, [a, b, c])
