@@ -10,12 +10,19 @@ import pytest
 import torch
 from paged_kernels.reference.causal_conv import causal_conv as reference_conv
 from paged_kernels.reference.gated_delta import gated_delta as reference_delta
+from paged_kernels.reference.linear_attention import linear_attention as reference_linear
+from paged_kernels.reference.mamba1_scan import mamba1_scan as reference_mamba
+from paged_kernels.reference.rg_lru import rg_lru as reference_lru
 from paged_kernels.reference.selective_scan import selective_scan as reference_ssd
 from state_steps import NUM_SLOTS, RAGGED, Step, step_of
 from torch import Tensor
+from torch.nn import functional as F
 
 from paged_backend.platforms.cpu.causal_conv import causal_conv
 from paged_backend.platforms.cpu.gated_delta import gated_delta
+from paged_backend.platforms.cpu.linear_attention import linear_attention
+from paged_backend.platforms.cpu.mamba1_scan import mamba1_scan
+from paged_backend.platforms.cpu.rg_lru import rg_lru
 from paged_backend.platforms.cpu.selective_scan import selective_scan
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -119,6 +126,46 @@ def ssd(groups: int, heads: int, head_dim: int, state_dim: int, *, plain: bool) 
     return Layer(*functions, rows, (heads, head_dim, state_dim))
 
 
+def lightning(heads: int, key_dim: int, value_dim: int) -> Layer:
+    def rows(n: int) -> list[Tensor]:
+        sizes = [key_dim, key_dim, value_dim]
+        return [*torch.randn(n, heads, sum(sizes)).split(sizes, dim=2)]
+
+    def with_slopes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda q, k, v, *state: function(q, k, v, slopes, *state)
+
+    slopes = torch.rand(heads)
+    functions = with_slopes(linear_attention), with_slopes(reference_linear)
+    return Layer(*functions, rows, (heads, key_dim, value_dim))
+
+
+def lru(width: int) -> Layer:
+    def rows(n: int) -> list[Tensor]:
+        return [*(torch.randn(n, 3 * width) * 3).split(width, dim=1)]
+
+    # From decays near 1 to those near 0.
+    return Layer(rg_lru, reference_lru, rows, (width,), (torch.linspace(-14, 4, width),))
+
+
+def mamba(inner: int, state_dim: int, *, plain: bool) -> Layer:
+    a, d, dt_bias = -torch.rand(inner, state_dim) * 4, torch.randn(inner), torch.randn(inner)
+
+    def rows(n: int) -> list[Tensor]:
+        sizes = [inner, inner, state_dim, state_dim]
+        return [*torch.randn(n, sum(sizes)).split(sizes, dim=1)]
+
+    def with_parameters(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, *state: Tensor) -> Tensor:
+            if plain:
+                return function(x, dt, a, b, c, None, None, *state)
+            return function(x, dt, a, b, c, d, dt_bias, *state)
+
+        return run
+
+    functions = with_parameters(mamba1_scan), with_parameters(reference_mamba)
+    return Layer(*functions, rows, (inner, state_dim))
+
+
 LAYERS = {
     "conv": conv(300, 4, silu=True, bias=False),
     "conv_bias": conv(20, 3, silu=False, bias=True),
@@ -127,6 +174,11 @@ LAYERS = {
     "selective_scan": ssd(2, 4, 64, 32, plain=False),
     "selective_scan_odd": ssd(1, 3, 7, 21, plain=True),
     "selective_scan_in_blocks": ssd(1, 1, 40, 256, plain=False),
+    "linear_attention": lightning(3, 32, 32),
+    "linear_attention_odd": lightning(2, 7, 21),
+    "rg_lru": lru(300),
+    "mamba1_scan": mamba(300, 16, plain=False),
+    "mamba1_scan_odd": mamba(21, 5, plain=True),
     "gated_delta_of_channels": delta(2, 2, 8, 40, of_channels=True),
 }
 
@@ -204,3 +256,26 @@ def test_a_pool_of_another_dtype_is_refused(layer: Layer) -> None:
         ValueError, match="^pool must be contiguous torch.float32, got torch.float16"
     ):
         layer.run(layer.rows(1), pool, step_of(1, 1, 1))
+
+
+def test_time_steps_of_any_size() -> None:
+    """A channel for each: its output is its time step."""
+    dt = torch.linspace(-100, 100, 40_001)[None]
+    channels, one = dt.shape[1], torch.ones(1, 1)
+    pool, a = torch.zeros(2, channels, 1), torch.zeros(channels, 1)
+    state = pool, *step_of(1, 0, 1).tensors()
+    found = mamba1_scan(torch.ones_like(dt), dt, a, one, one, None, None, *state)
+    wanted = F.softplus(dt.double(), threshold=200)
+    relative = torch.where(dt < -5, 4e-6, 5e-7)
+    assert ((found.double() - wanted).abs() <= relative * wanted + 1e-37).all()
+
+
+def test_small_decays_of_an_lru() -> None:
+    """The input's factor is the root of 1 - a^2, which would be lost where a is nearly 1."""
+    width = 1000
+    parameter, gates = torch.linspace(-30, 5, width), torch.zeros(1, width)
+    pool = torch.zeros(2, width)
+    rows = torch.ones(1, width), gates, gates, parameter
+    found = rg_lru(*rows, pool, *step_of(1, 1, 1).tensors())
+    wanted = reference_lru(*rows, torch.zeros(2, width).double(), *step_of(1, 1, 1).tensors())
+    torch.testing.assert_close(found.double(), wanted, rtol=3e-6, atol=0)

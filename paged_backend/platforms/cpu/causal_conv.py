@@ -17,6 +17,7 @@ from torch import Tensor
 from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.math import sigmoid
 from paged_backend.platforms.cpu.states import (
+    aligned,
     check_pool,
     copy,
     fill,
@@ -32,6 +33,7 @@ from paged_backend.platforms.cpu.threads import (
     floats,
     inlined,
 )
+from paged_backend.platforms.cpu.tiles import LANES
 
 _CHANNELS, _SEQUENCES = 256, 8  # the size of a piece of work
 _ONE = np.float32(1.0)
@@ -140,9 +142,9 @@ def _make_convolve(
         x, weight, pool, slots, starts, out, bias = words[1:8]
         x_stride, num_seqs, channels, width, silu = words[8:13]
         # The last inputs of a channel lie in turns: input n is in line n % width.
-        memory = np.zeros((2 * width + 1) * _CHANNELS, np.float32)
+        memory = np.zeros((2 * width + 1) * _CHANNELS + LANES, np.float32)
         line = _CHANNELS * 4
-        sums = np.int64(memory.ctypes.data)
+        sums = aligned(memory)
         weights, window = sums + line, sums + (1 + width) * line
         blocks = (channels + _CHANNELS - 1) // _CHANNELS
         groups = (num_seqs + _SEQUENCES - 1) // _SEQUENCES

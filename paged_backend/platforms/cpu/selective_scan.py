@@ -17,6 +17,7 @@ from torch import Tensor
 from paged_backend.platforms.cpu.math import maximum, softplus
 from paged_backend.platforms.cpu.state_scan import LOG2E, make_scan
 from paged_backend.platforms.cpu.states import (
+    aligned,
     begin,
     check_pool,
     fill,
@@ -32,6 +33,7 @@ from paged_backend.platforms.cpu.threads import (
     float_of,
     floats,
 )
+from paged_backend.platforms.cpu.tiles import LANES
 
 _NO_LIMIT = float(np.finfo(np.float32).max)  # compiled code may assume that no number is infinite
 _BLOCK = 8192  # numbers of a state that all rows of a piece change, before the next ones
@@ -103,8 +105,8 @@ def _scan_rows(arguments: Any) -> None:
     num_seqs, groups, heads, head_dim, state_dim, low, high = words[16:23]
     size, lines = head_dim * state_dim, max(_BLOCK // state_dim, 1)
     # A state that takes the place of slot 0, then the inputs of a row, and its time.
-    memory = np.zeros(size + head_dim + 1, np.float32)
-    spare = np.int64(memory.ctypes.data)
+    memory = np.zeros(size + head_dim + 1 + LANES, np.float32)
+    spare = aligned(memory)
     inputs, time = spare + size * 4, spare + (size + head_dim) * 4
     piece = claim(arguments)
     while piece < num_seqs * heads:

@@ -14,7 +14,14 @@ import numpy as np
 from torch import Tensor
 
 from paged_backend.platforms.cpu.state_panels import MOST_PANELS
-from paged_backend.platforms.cpu.states import begin, check_pool, copy, part_of, sequence_at
+from paged_backend.platforms.cpu.states import (
+    aligned,
+    begin,
+    check_pool,
+    copy,
+    part_of,
+    sequence_at,
+)
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
@@ -26,7 +33,6 @@ from paged_backend.platforms.cpu.tiles import LANES
 
 _CHUNK = 32  # rows that are prepared at once
 _PROMPT_PANELS = min(MOST_PANELS, 4)  # 64 columns of 128 keys fit in a first-level cache
-_LINE = 64  # bytes of a cache line
 _NUM_ARGUMENTS = 21
 
 
@@ -110,12 +116,8 @@ def _memory_of(heads: Heads) -> Any:
 
 
 @device_function
-def _divide(heads: Heads, memory: int) -> Scratch:
-    """Divide a thread's memory at an address into its parts.
-
-    Columns and what follows begin with a cache line, as vectors in two lines take twice as long.
-    """
-    columns = (memory + _LINE - 1) // _LINE * _LINE
+def _divide(heads: Heads, columns: int) -> Scratch:
+    """Divide a thread's memory into its parts, of which the address is given."""
     values = columns + heads.key_dim * _PROMPT_PANELS * LANES * 4
     sums = values + _CHUNK * LANES * 4
     prepared = sums + _CHUNK * LANES * 4
@@ -227,7 +229,7 @@ def make_attend(name: str, prepare: Callable[..., None], step: Callable[..., Non
     def attend(arguments: Any) -> None:
         heads = _unpack(arguments)
         memory = _memory_of(heads)
-        scratch = _divide(heads, np.int64(memory.ctypes.data))
+        scratch = _divide(heads, aligned(memory))
         size = heads.key_dim * heads.value_dim
         piece = claim(arguments)
         while piece < heads.num_seqs * heads.heads:

@@ -21,6 +21,9 @@ import torch
 from torch import Tensor
 
 from paged_backend.platforms.cpu.threads import device_function, floats, ints
+from paged_backend.platforms.cpu.tiles import LANES
+
+_LINE = LANES * 4  # bytes of a cache line, and of a vector
 
 
 def rows_of(tensor: Tensor) -> Tensor:
@@ -47,6 +50,15 @@ def sequence_at(query_start_loc: int, slots: int, seq: int) -> Any:
     """
     rows, places = ints(query_start_loc + seq * 4, 2), ints(slots + seq * 8, 2)
     return np.int64(rows[0]), np.int64(rows[1]), np.int64(places[0]), np.int64(places[1])
+
+
+@device_function
+def aligned(memory: Any) -> Any:
+    """Return the address of the first whole cache line of an array.
+
+    Vectors that lie in two lines take twice as long. A line less fits in the array.
+    """
+    return (np.int64(memory.ctypes.data) + _LINE - 1) // _LINE * _LINE
 
 
 @device_function
