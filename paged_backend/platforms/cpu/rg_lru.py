@@ -19,14 +19,13 @@ from paged_backend.platforms.cpu.states import (
     check_pool,
     copy,
     fill,
-    part_of,
     rows_of,
     sequence_at,
 )
 from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_function, floats
 from paged_backend.platforms.cpu.tiles import LANES
 
-_CHANNELS = 256  # channels of a piece of work
+_CHANNELS, _SEQUENCES = 256, 8  # the size of a piece of work
 _ONE, _SHARPNESS = np.float32(1.0), np.float32(8.0)
 
 
@@ -81,6 +80,14 @@ def _missing_part(x: Any) -> Any:
 
 
 @device_function
+def _store_rates(rates: int, parameters: int, size: int) -> None:
+    """Store the largest rates of some channels, for their parameters; both are addresses."""
+    results, numbers = floats(rates, size), floats(parameters, size)
+    for i in range(size):
+        results[i] = _SHARPNESS * softplus(numbers[i])
+
+
+@device_function
 def _advance(
     state: int, x: int, input_gate: int, recurrent_gate: int, rates: int, size: int, is_first: bool
 ) -> None:
@@ -102,31 +109,32 @@ def _advance_rows(arguments: Any) -> None:
     memory = np.zeros(2 * _CHANNELS + LANES, np.float32)
     state = aligned(memory)
     rates, blocks = state + _CHANNELS * 4, (width + _CHANNELS - 1) // _CHANNELS
+    groups = (num_seqs + _SEQUENCES - 1) // _SEQUENCES
     piece = claim(arguments)
-    while piece < blocks * num_seqs:
-        seq, channel = piece // blocks, piece % blocks * _CHANNELS
+    while piece < blocks * groups:
+        channel, group = piece % blocks * _CHANNELS, piece // blocks
         size = min(_CHANNELS, width - channel)
-        first, last, source, target = sequence_at(starts, slots, seq)
-        all_rates, numbers = floats(rates, size), floats(parameters + channel * 4, size)
-        if first < last:
-            for i in range(size):
-                all_rates[i] = _SHARPNESS * softplus(numbers[i])
-            if source != 0:
-                copy(state, part_of(pool, source, 1, 0, width) + channel * 4, size)
-            else:
+        _store_rates(rates, parameters + channel * 4, size)
+        for seq in range(group * _SEQUENCES, min((group + 1) * _SEQUENCES, num_seqs)):
+            first, last, source, target = sequence_at(starts, slots, seq)
+            if first == last:
+                continue
+            is_first = source == 0
+            if is_first:
                 fill(state, size)
-        is_first = source == 0
-        for row in range(first, last):
-            _advance(
-                *(state, x + (row * x_stride + channel) * 4),
-                input_gate + (row * input_stride + channel) * 4,
-                recurrent_gate + (row * recurrent_stride + channel) * 4,
-                *(rates, size, is_first),
-            )
-            is_first = False
-            copy(out + (row * width + channel) * 4, state, size)
-        if first < last and target != 0:
-            copy(part_of(pool, target, 1, 0, width) + channel * 4, state, size)
+            else:
+                copy(state, pool + (source * width + channel) * 4, size)
+            for row in range(first, last):
+                _advance(
+                    *(state, x + (row * x_stride + channel) * 4),
+                    input_gate + (row * input_stride + channel) * 4,
+                    recurrent_gate + (row * recurrent_stride + channel) * 4,
+                    *(rates, size, is_first),
+                )
+                is_first = False
+                copy(out + (row * width + channel) * 4, state, size)
+            if target != 0:
+                copy(pool + (target * width + channel) * 4, state, size)
         piece = claim(arguments)
     memory[0] = 0  # numba frees an array after its last use, even if its address is in use
 

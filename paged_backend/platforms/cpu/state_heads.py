@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from torch import Tensor
 
-from paged_backend.platforms.cpu.state_panels import MOST_PANELS
+from paged_backend.platforms.cpu.state_panels import MOST_PANELS, prefetch
 from paged_backend.platforms.cpu.states import (
     aligned,
     begin,
@@ -31,7 +31,7 @@ from paged_backend.platforms.cpu.threads import (
 )
 from paged_backend.platforms.cpu.tiles import LANES
 
-_CHUNK = 32  # rows that are prepared at once
+_CHUNK = 64  # rows that are prepared at once
 _PROMPT_PANELS = min(MOST_PANELS, 4)  # 64 columns of 128 keys fit in a first-level cache
 _NUM_ARGUMENTS = 21
 
@@ -123,6 +123,16 @@ def _divide(heads: Heads, columns: int) -> Scratch:
     prepared = sums + _CHUNK * LANES * 4
     state = prepared + 4 * _CHUNK * heads.key_dim * 4
     return Scratch(prepared, state, columns, values, sums)
+
+
+@device_function
+def _prefetch_row(heads: Heads, row: int, head: int) -> None:
+    """Begin to load the values and the results of a row, which are far from those of others."""
+    values = heads.v + (row * heads.v_stride + head * heads.value_dim) * 4
+    out = heads.out + (row * heads.heads + head) * heads.value_dim * 4
+    for offset in range(0, heads.value_dim * 4, LANES * 4):
+        prefetch(values + offset)
+        prefetch(out + offset)
 
 
 def make_attend(name: str, prepare: Callable[..., None], step: Callable[..., None]) -> Any:
@@ -244,6 +254,7 @@ def make_attend(name: str, prepare: Callable[..., None], step: Callable[..., Non
             while first < last:
                 count = min(_CHUNK, last - first)
                 for i in range(count):
+                    _prefetch_row(heads, first + i, head)
                     prepare(heads, first + i, head, scratch.prepared + i * heads.key_dim * 16)
                 change_all(heads, scratch, (first, count), head, (before, after))
                 before = after

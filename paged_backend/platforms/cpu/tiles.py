@@ -102,7 +102,7 @@ def _computed_now(builder: Any, value: Any) -> Any:
     return builder.asm(signature, "", "=v,0,~{memory}", [value], side_effect=True)
 
 
-def _prefetch(builder: Any, address: Any) -> None:
+def emit_prefetch(builder: Any, address: Any) -> None:
     """Emit the prefetch of the cache line at an address, which need not exist."""
     pointer, flag = ir.IntType(8).as_pointer(), _READ.type
     function = cgutils.get_or_insert_function(
@@ -150,7 +150,7 @@ def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, ar
         b_places = [at(base, b_stride, loop.index) for base in b_panels]
         if kind.streams:
             for place in b_places:
-                _prefetch(builder, builder.gep(place, [INT64(_PREFETCH_WORDS)]))
+                emit_prefetch(builder, builder.gep(place, [INT64(_PREFETCH_WORDS)]))
         b_rows = [arithmetic.load(builder, place, lanes) for place in b_places]
         for row_sums, a_row in zip(sums, a_rows, strict=True):
             value = builder.load(builder.gep(a_row, [loop.index]))
