@@ -105,6 +105,41 @@ class StateFunctions(Protocol):
         """
         ...
 
+    def selective_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        pool: Tensor,
+        slots: Tensor,
+        query_start_loc: Tensor,
+        *,
+        dt_limits: tuple[float, float] = (0.0, math.inf),
+    ) -> Tensor:
+        """Compute the selective scan of Mamba-2.
+
+        Args:
+            x: [num_tokens, heads, head_dim].
+            dt: [num_tokens, heads], time steps before the bias and softplus.
+            a: [heads] float32, negative.
+            b: [num_tokens, groups, state_dim].
+            c: the same.
+            d: [heads], or None.
+            dt_bias: [heads], or None.
+            pool: [num_slots, heads, head_dim, state_dim] float32.
+            slots: see above.
+            query_start_loc: see above.
+            dt_limits: the smallest and the largest time step.
+
+        Returns:
+            [num_tokens, heads, head_dim].
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:

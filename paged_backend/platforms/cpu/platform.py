@@ -16,7 +16,7 @@ from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
 from paged_backend.models.step_context import StepContext
-from paged_backend.platforms.cpu import amx_attention, bf16_linear, layers
+from paged_backend.platforms.cpu import amx_attention, bf16_linear, layers, state_functions
 from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.cpu.bf16_linear import BFloat16GatedLinear, BFloat16Linear
@@ -53,6 +53,7 @@ class CpuPlatform(TorchPlatform):
         use_threads_of_torch()
         keep_freed_memory()
         self.layers = layers
+        self.state_functions = state_functions
         self.low_rank: LowRankFactory | None = _low_rank
         self.product_experts = partial(ProductExperts, activate=layers.activate)
         self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)

@@ -23,7 +23,7 @@ from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.base import DraftingRunnerFactory
 from paged_backend.platforms.cpu.drafting_runner import drafting_runner
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
-from paged_backend.platforms.portable import layers
+from paged_backend.platforms.portable import layers, state_functions
 from paged_backend.platforms.portable.attention import TorchAttention
 from paged_backend.platforms.portable.encoder_runner import EncoderRunner
 from paged_backend.platforms.portable.experts import TorchExperts, swiglu_of_rows
@@ -31,7 +31,6 @@ from paged_backend.platforms.portable.int8_linear import TorchInt8Linear
 from paged_backend.platforms.portable.latent import TorchLatentAttention
 from paged_backend.platforms.portable.linear import RowwiseLinear, TorchLinear
 from paged_backend.platforms.portable.product_experts import ProductExperts
-from paged_backend.platforms.portable.states import TorchStates
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.sampling.draws import compile_draws
@@ -55,7 +54,7 @@ class TorchPlatform:
         self.default_limits = CPU_LIMITS
         self.layers: LayerFunctions = layers
         self.low_rank: LowRankFactory | None = None
-        self.state_functions: StateFunctions | None = TorchStates()
+        self.state_functions: StateFunctions | None = state_functions
         self.drafting_runner: DraftingRunnerFactory | None = drafting_runner
         self.weight_forms = (WeightForm.W8A8_INT8,)
         self.product_experts = partial(ProductExperts, activate=swiglu_of_rows)
