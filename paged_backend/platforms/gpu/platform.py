@@ -18,7 +18,7 @@ from paged_backend.models.layers import LayerFunctions, ProductExperts
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
-from paged_backend.models.states import StateFunctions
+from paged_backend.models.states import StateFunctions, StatePool
 from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.base import DraftingRunnerFactory
 from paged_backend.platforms.gpu import layers
@@ -150,9 +150,12 @@ class GpuPlatform:
         cascade: bool = False,
         context: StepContext | None = None,
     ) -> GpuModelRunner:
+        attention = self.attention(spec, num_blocks)
+        if spec.states is not None and self.state_functions is not None:
+            attention.states = StatePool(spec.states, self.state_functions, self.device)
         return GpuModelRunner(
             model,
-            self.attention(spec, num_blocks),
+            attention,
             spec,
             limits,
             self.dtype,
