@@ -136,6 +136,7 @@ class _Experts:
 _MIXTRAL = _Experts("Mixtral-8x7B", 8, 2, 4096, 14336)
 _QWEN3_30B = _Experts("Qwen3-30B-A3B", 128, 8, 2048, 768)
 _GPT_OSS_20B = _Experts("gpt-oss-20b", 32, 4, 2880, 2880)
+_DEEPSEEK_EXPERTS = _Experts("DeepSeek-V3", 256, 8, 7168, 2048)
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -580,6 +581,14 @@ CASES = {
         _choose_experts(_QWEN3_30B, normalize=True),
         _choose_experts(_QWEN3_30B, _FP32),
         _choose_experts(_GPT_OSS_20B, scoring="softmax_of_top"),
+        _choose_experts(
+            _DEEPSEEK_EXPERTS,
+            scoring="sigmoid",
+            normalize=True,
+            scale=2.5,
+            bias=_empty(256, dtype=_FP32),
+            groups=(8, 4, 2),
+        ),
         _low_rank("qkv", 4096, (4096, 1024, 1024), 16),
         _low_rank("qkv", 4096, (4096, 1024, 1024), 64),
         _low_rank("gate_up", 4096, (14336, 14336), 32),
