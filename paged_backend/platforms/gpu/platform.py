@@ -25,6 +25,7 @@ from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.device import GpuDevice
 from paged_backend.platforms.gpu.experts import TritonExperts
+from paged_backend.platforms.gpu.latent import TritonLatentAttention
 from paged_backend.platforms.gpu.linear import DenseLinear
 from paged_backend.platforms.gpu.low_rank import TritonLowRank
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
@@ -100,7 +101,8 @@ class GpuPlatform:
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
-        return TritonAttention(spec, num_blocks, self._transfer)
+        kind = TritonAttention if spec.sizes.value_dim else TritonLatentAttention
+        return kind(spec, num_blocks, self._transfer)
 
     def kv_cache_bytes(
         self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
