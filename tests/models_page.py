@@ -28,7 +28,6 @@ ROOT = Path(__file__).parents[1]
 REFUSED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bloom", "codegen", "falcon", "gptj", "mpt", "stablelm", "xglm"), {}),
     **dict.fromkeys(("bamba", "falcon_h1", "jamba", "mamba", "nemotron_h", "rwkv"), {}),
-    "qwen3_next": {},
     "recurrent_gemma": {},
     "llama4_text": {},
     "diffllama": {},

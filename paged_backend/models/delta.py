@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import silu
 
 from paged_backend.checkpoint.mixers import DeltaShape
 from paged_backend.checkpoint.stored_tensor import Parameter
@@ -95,13 +95,13 @@ class GatedDelta:
         )
         sizes = [shape.keys_size, shape.keys_size, shape.values_size]
         q, k, v = torch.split(convolved, sizes, dim=1)
-        beta, a = small.chunk(2, dim=1)
+        g, beta = states.functions.delta_gates(small, self._decay, self._dt_bias)
         attended = states.functions.gated_delta(
             q.view(len(q), -1, shape.key_dim),
             k.view(len(k), -1, shape.key_dim),
             v.view(len(v), -1, shape.value_dim),
-            self._decay * softplus(a + self._dt_bias),
-            beta.sigmoid(),
+            g,
+            beta,
             pool,
             slots,
             starts,

@@ -77,6 +77,19 @@ class StateFunctions(Protocol):
         """
         ...
 
+    def delta_gates(self, numbers: Tensor, decay: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the logarithms of decays, and the shares of values that are corrected.
+
+        Args:
+            numbers: [num_tokens, 2 * heads] float32, those for shares and then those for decays.
+            decay: [heads] float32, negative.
+            dt_bias: [heads] float32.
+
+        Returns:
+            decay * softplus(number + dt_bias), and sigmoid(number), [num_tokens, heads] each.
+        """
+        ...
+
     def gated_delta(
         self,
         q: Tensor,

@@ -8,6 +8,7 @@ from paged_kernels.reference.causal_conv import causal_conv as exact_causal_conv
 from paged_kernels.reference.gated_delta import gated_delta as exact_gated_delta
 from paged_kernels.reference.selective_scan import selective_scan as exact_selective_scan
 from torch import Tensor
+from torch.nn.functional import softplus
 
 
 def causal_conv(
@@ -23,6 +24,12 @@ def causal_conv(
     """Convolve each channel with its last rows, see `StateFunctions.causal_conv`."""
     out = exact_causal_conv(x, weight, bias, pool, slots, query_start_loc, silu=silu)
     return out.to(x.dtype)
+
+
+def delta_gates(numbers: Tensor, decay: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute decays and shares, see `StateFunctions.delta_gates`."""
+    shares, rates = numbers.chunk(2, dim=1)
+    return decay * softplus(rates + dt_bias), shares.sigmoid()
 
 
 def gated_delta(
