@@ -49,6 +49,15 @@ class DeltaShape:
         return 2 * self.keys_size + self.values_size
 
     @property
+    def kept_numbers(self) -> tuple[int, int]:
+        """The numbers of a state in the model's dtype, and those in float32."""
+        return self.channels * (self.width - 1), self.keys_size * self._values_per_key
+
+    @property
+    def _values_per_key(self) -> int:
+        return self.num_value_heads // self.num_key_heads * self.value_dim
+
+    @property
     def large_parts(self) -> dict[str, int]:
         """The sizes of queries, keys, values and gates, by names in the checkpoint."""
         if self.fused:
@@ -90,6 +99,11 @@ class ShortConvShape:
     bias: bool
 
     name = "conv"
+
+    @property
+    def kept_numbers(self) -> tuple[int, int]:
+        """The numbers of a state in the model's dtype, and those in float32."""
+        return self.hidden_size * (self.width - 1), 0
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield the tensors of the module, by name in it."""

@@ -10,10 +10,9 @@ from paged_backend.models.states import StateSpec
 from paged_backend.platforms.base import Platform
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
+from paged_backend.values.kv_cache_groups import MIN_STATE_SLOTS, num_state_slots
 from paged_backend.values.options.scheduling import StepLimits
 
-MAX_CHECKPOINTS = 512
-"""The largest number of slots beside those of running sequences."""
 _WITH_STATES = "for a model with layers that keep a state for each sequence"
 
 
@@ -34,20 +33,16 @@ def refuse_with_states(options: EngineConfig, ranks: Ranks, platform: Platform) 
 
 
 def sized(states: StateSpec, budget: int, limits: StepLimits) -> StateSpec:
-    """Return the states with as many slots as are useful, in at most half of the pool's bytes.
-
-    Each running sequence has a slot, and may write to another one.
+    """Return the states with the slots that have room in a part of the pool.
 
     Raises:
         ConfigError: there is no room for one sequence.
     """
-    most = 1 + 2 * limits.max_num_seqs + MAX_CHECKPOINTS
-    least = 3  # the state of zeros, the state of a sequence, and its next one
-    num_slots = min(most, budget // 2 // states.bytes_per_slot)
-    if num_slots < least:
+    num_slots = num_state_slots(budget, states.bytes_per_slot, limits.max_num_seqs)
+    if num_slots < MIN_STATE_SLOTS:
         raise ConfigError(
             f"option kv_cache_memory_bytes: half of {budget} bytes hold {num_slots} states of "
-            f"{states.bytes_per_slot} bytes each, but one sequence needs {least}; give "
-            f"{2 * least * states.bytes_per_slot} bytes or more"
+            f"{states.bytes_per_slot} bytes each, but one sequence needs {MIN_STATE_SLOTS}; give "
+            f"{2 * MIN_STATE_SLOTS * states.bytes_per_slot} bytes or more"
         )
     return replace(states, num_slots=num_slots)

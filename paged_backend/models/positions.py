@@ -24,7 +24,7 @@ def check_positions(model: ModelConfig, max_model_len: int, pool_bytes: int) -> 
         ConfigError: the pool cannot hold it, in the smallest of all formats.
     """
     tables = len(set(model.ropes)) * model.head_dim * _NUMBER_BYTES * max_model_len
-    layers = sum(window is None for window in model.windows)
+    layers = sum(window is None for window in model.attention_windows)
     keys_and_values = model.kept.numbers * layers * max_model_len
     needed = max(tables, keys_and_values)
     if tables > MAX_TABLE_BYTES and needed > pool_bytes:

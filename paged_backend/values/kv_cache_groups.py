@@ -109,6 +109,26 @@ def _group_size(num_layers: dict[int | None, int], max_model_len: int) -> int:
     return min(allowed, key=places_held)
 
 
+MAX_CHECKPOINTS = 512
+"""The largest number of slots for states beside those of running sequences."""
+
+MIN_STATE_SLOTS = 3
+"""The state at the start of a sequence, the state of one sequence, and its next one."""
+
+
+def num_state_slots(pool_bytes: int, slot_bytes: int, max_num_seqs: int) -> int:
+    """Return the number of slots that are useful, in at most half of the bytes of a pool.
+
+    Each running sequence has a slot, and may write to another one.
+
+    Args:
+        pool_bytes: bytes for blocks and slots.
+        slot_bytes: bytes of the state of a sequence in all layers.
+        max_num_seqs: the largest number of running sequences.
+    """
+    return min(1 + 2 * max_num_seqs + MAX_CHECKPOINTS, pool_bytes // 2 // slot_bytes)
+
+
 class StateLayout(NamedTuple):
     """The slots for the states of sequences, which some layers keep beside tokens' blocks."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle import Oracle, make_engine
 from torch import Tensor
 
 from paged_backend.checkpoint.config_file import ConfigFile
@@ -32,10 +33,16 @@ from paged_backend.tools.plan.sizes import (
     count_parameters,
     prompt_attention_flops,
     share_of_experts,
+    state_bytes,
 )
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.kv_cache_groups import KVCacheGroup, KVCacheLayout, KVSizes
+from paged_backend.values.kv_cache_groups import (
+    KVCacheGroup,
+    KVCacheLayout,
+    KVSizes,
+    num_state_slots,
+)
 from paged_backend.values.options.scheduling import GPU_LIMITS
 
 KIB, GIB = 2**10, 2**30
@@ -508,3 +515,18 @@ def test_all_heads_of_latent_attention_multiply_whole_rows() -> None:
 
 def test_gpus_that_share_latent_attention_divide_its_heads() -> None:
     assert list(group_sizes(deepseek_v3())) == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_states_of_qwen3_next_as_the_engine_counts_them(tmp_path: Path) -> None:
+    """Its blocks and slots, in the memory that the engine has."""
+    oracle = Oracle("qwen3-next", tmp_path)
+    info = make_engine(oracle.folder, max_num_seqs=2).executor.info
+    shape = read_shape(ConfigFile.read(tmp_path / "config.json"))
+    weights = WEIGHT_TYPES["float32"]
+    slot_bytes = state_bytes(shape, weights)
+    num_slots = num_state_slots(16 * 2**20, slot_bytes, 2)
+    assert info.kv_layout.states is not None
+    assert info.kv_layout.states.num_slots == num_slots
+    assert KvSizes.of(shape, KV_TYPES["float32"]).bytes_per_token == info.kv_bytes_per_token
+    left = 16 * 2**20 - num_slots * slot_bytes
+    assert info.num_blocks == left // (16 * info.kv_bytes_per_token)

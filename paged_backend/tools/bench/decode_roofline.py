@@ -53,7 +53,7 @@ class DecodeRoofline:
         self.bytes_per_s = bytes_per_s
         self.flops_per_s = flops_per_s
         self._moe = config.moe
-        self._windows = config.windows
+        self._windows = config.attention_windows
 
     def step_seconds(self, batch_size: int, kv_tokens: int) -> float:
         """The minimum time with `kv_tokens` tokens in total; a layer reads at most its window."""

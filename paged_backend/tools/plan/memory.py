@@ -10,12 +10,13 @@ from paged_backend.checkpoint.stages import Stage
 from paged_backend.tools.plan.gpus import MIB, Gpu
 from paged_backend.tools.plan.groups import Group
 from paged_backend.tools.plan.number_types import KvType, WeightType
-from paged_backend.tools.plan.sizes import KvSizes, count_parameters
+from paged_backend.tools.plan.sizes import KvSizes, count_parameters, state_bytes
 from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
     group_layers,
     group_layers_of_stage,
+    num_state_slots,
 )
 from paged_backend.values.options.scheduling import StepLimits
 
@@ -66,7 +67,9 @@ class MemoryPlanner:
         usable = int(self.gpu.memory_bytes * self.gpu_memory_utilization)
         pool = max(0, usable - CONTEXT_BYTES - weights - step)
         sizes = KvSizes.of(self.shape, self.kv, group.tensor)
-        groups = group_layers(self.shape.windows, self.max_model_len)
+        windows = self.shape.attention_windows
+        groups = group_layers(windows, self.max_model_len)
+        pool -= self._bytes_of_states(pool)
         block_bytes = max(
             sizes.block_bytes(self._groups_of_stage(stage), self.block_size)
             for stage in group.stages(self.shape.num_layers)
@@ -91,7 +94,15 @@ class MemoryPlanner:
         return None
 
     def _groups_of_stage(self, stage: Stage) -> tuple[KVCacheGroup, ...]:
-        return group_layers_of_stage(self.shape.windows, self.max_model_len, stage.layers)
+        windows = self.shape.attention_windows
+        if len(windows) < self.shape.num_layers:  # a model with states has one stage
+            return group_layers(windows, self.max_model_len)
+        return group_layers_of_stage(windows, self.max_model_len, stage.layers)
+
+    def _bytes_of_states(self, pool: int) -> int:
+        """Bytes of the slots for states of sequences."""
+        slot = state_bytes(self.shape, self.weights)
+        return slot and slot * num_state_slots(pool, slot, self.limits.max_num_seqs)
 
     def _weight_bytes(self, group: Group) -> int:
         """Bytes of weights on each GPU of the largest stage."""
@@ -137,7 +148,13 @@ def _step_numbers(shape: ModelShape) -> tuple[int, int]:
 
 
 def group_sizes(shape: ModelShape) -> Iterator[int]:
-    """The numbers of GPUs that can share the attention heads evenly, in ascending order."""
+    """The numbers of GPUs that can share the attention heads evenly, in ascending order.
+
+    A model with layers that keep a state for each sequence has one rank.
+    """
+    if shape.variant.state_mixers:
+        yield 1
+        return
     for number in range(1, MAX_GPUS + 1):
         kv_heads = shape.num_kv_heads
         if shape.num_heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0):

@@ -258,7 +258,7 @@ class Planner:
             kv_bytes_of_context=kv.bytes_per_token * context,
             kv_bytes_seen=round(kv.bytes_seen(context)),
             kv_block_bytes=kv.block_bytes(
-                group_layers(self._shape.windows, context), self._engine.block_size
+                group_layers(self._shape.attention_windows, context), self._engine.block_size
             ),
         )
 
@@ -291,6 +291,11 @@ class Planner:
         if stages > num_layers:
             raise refuse(
                 "pipeline_parallel_size", f"the model has {num_layers} layers, got {stages} stages"
+            )
+        if stages > 1 and self._shape.variant.state_mixers:
+            raise refuse(
+                "pipeline_parallel_size",
+                f"a model with layers that keep a state per sequence has 1 stage, got {stages}",
             )
         sizes, wanted = list(group_sizes(self._shape)), options.tensor_parallel_size
         if wanted is not None and wanted not in sizes:
@@ -368,6 +373,9 @@ def _attention(shape: ModelShape) -> str:
         kind = "MHA"
     else:
         kind = "MQA" if shape.num_kv_heads == 1 else "GQA"
+    with_states = shape.num_layers - len(shape.attention_windows)
+    if with_states:
+        kind += f", a state per sequence in {with_states} of {shape.num_layers} layers"
     windows = [window for window in shape.windows if window is not None]
     if windows:
         kind += f", window of {windows[0]} in {len(windows)} of {shape.num_layers} layers"

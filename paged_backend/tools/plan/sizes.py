@@ -79,7 +79,8 @@ class KvSizes:
         """Compute the sizes; with more GPUs than KV heads, several GPUs hold the same head."""
         kept = shape.kept
         kept = kept._replace(num_heads=max(1, kept.num_heads // num_gpus))
-        return cls((kept.numbers * kv.bits + kept.vectors * kv.scale_bits) // 8, shape.windows)
+        layer_bytes = (kept.numbers * kv.bits + kept.vectors * kv.scale_bits) // 8
+        return cls(layer_bytes, shape.attention_windows)
 
     @property
     def bytes_per_token(self) -> int:
@@ -95,14 +96,20 @@ class KvSizes:
         return self.layer_bytes * _seen(self.windows, num_tokens)
 
 
+def state_bytes(shape: ModelShape, weights: WeightType) -> int:
+    """The bytes of the state of a sequence, which some layers keep in place of keys and values."""
+    kept = [mixer.kept_numbers for mixer in shape.variant.state_mixers if mixer is not None]
+    return sum(own * weights.rest_bits // 8 + 4 * exact for own, exact in kept)
+
+
 def attention_flops(shape: ModelShape, num_tokens: float) -> float:
     """Attention FLOPs (all layers and heads) for the last of `num_tokens` tokens."""
-    return _flops_of_key(shape) * _seen(shape.windows, num_tokens)
+    return _flops_of_key(shape) * _seen(shape.attention_windows, num_tokens)
 
 
 def prompt_attention_flops(shape: ModelShape, num_tokens: int) -> float:
     """Attention FLOPs for a whole prompt; each token attends to itself and those before it."""
-    pairs = sum(_pairs(num_tokens, window or num_tokens) for window in shape.windows)
+    pairs = sum(_pairs(num_tokens, window or num_tokens) for window in shape.attention_windows)
     return _flops_of_key(shape) * pairs
 
 
