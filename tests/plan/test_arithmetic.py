@@ -35,7 +35,7 @@ from paged_backend.tools.plan.sizes import (
 )
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.kv_cache_groups import KVCacheGroup, KVCacheLayout
+from paged_backend.values.kv_cache_groups import KVCacheGroup, KVCacheLayout, KVSizes
 from paged_backend.values.options.scheduling import GPU_LIMITS
 
 KIB, GIB = 2**10, 2**30
@@ -149,7 +149,7 @@ def test_kv_bytes_of_llama_3() -> None:
 def test_the_engine_makes_blocks_of_as_many_bytes(name: str) -> None:
     shape = shape_of(name)
     group = KVCacheGroup(None, tuple(range(shape.num_layers)))
-    heads = ((group,), shape.num_kv_heads, shape.head_dim)
+    heads = ((group,), KVSizes(shape.num_kv_heads, shape.head_dim, shape.head_dim))
     spec = KVCacheSpec(*heads, block_size=32, dtype=torch.float16)
     assert spec.bytes_per_block == 32 * kv(shape, "float16").bytes_per_token
     spec = KVCacheSpec(*heads, 32, torch.int8, KVScales.TOKEN_HEAD)

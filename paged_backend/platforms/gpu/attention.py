@@ -33,8 +33,9 @@ class TritonAttention(AttentionBackend):
         self._transfer = transfer
         self._has_static_scales = spec.scales is KVScales.STATIC
         self._places = spec.places
-        heads = (spec.group_size, num_blocks, 2, spec.num_kv_heads, spec.block_size)
-        self._pool = torch.zeros(*heads, spec.head_dim, dtype=spec.dtype, device=transfer.device)
+        num_heads, head_dim, _ = spec.sizes
+        heads = (spec.group_size, num_blocks, 2, num_heads, spec.block_size)
+        self._pool = torch.zeros(*heads, head_dim, dtype=spec.dtype, device=transfer.device)
         self._scales: Tensor | None = None
         if spec.scales is KVScales.TOKEN_HEAD:
             self._scales = torch.zeros(heads, dtype=torch.float32, device=transfer.device)

@@ -18,6 +18,7 @@ from paged_backend.models.layers import LayerFunctions, ProductExperts
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
+from paged_backend.models.states import StateFunctions
 from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.base import DraftingRunnerFactory
 from paged_backend.platforms.gpu import layers
@@ -62,6 +63,7 @@ class GpuPlatform:
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self.product_experts: ProductExperts | None = None
+        self.state_functions: StateFunctions | None = None
         self.drafting_runner: DraftingRunnerFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)
