@@ -188,6 +188,7 @@ def _with_kv_pool(
         tuple(group.window for group in spec.groups),
     )
     states = StateSpec(tuple(model.state_layers)) if model.state_layers else None
+    spec = replace(spec, states=states)
     draft = load_draft_model(options, platform, model, layout)
     specs = [spec] if draft is None else [spec, draft.spec]
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)

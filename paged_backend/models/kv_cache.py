@@ -65,7 +65,8 @@ def kv_cache_format(
     heads = [layer for layer in layers if isinstance(layer, AttentionLayer)]
     if len(heads) < len(layers) and option != "bfloat16":
         raise ConfigError(
-            f"option kv_cache_dtype can only be auto or bfloat16 for latent attention, got {option}"
+            f"latent attention cannot have a KV cache in {option}; option kv_cache_dtype can be "
+            "bfloat16, or auto if the checkpoint asks for nothing else"
         )
     if option == "bfloat16":
         chosen = KVCacheFormat(torch.bfloat16)

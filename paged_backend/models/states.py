@@ -147,11 +147,12 @@ class StateSpec:
 
     Attributes:
         layers: the layers that keep states.
-        num_slots: slots of the pool, with slot 0; 0 before the pool has its size.
+        num_slots: slots of the pool, with slot 0, which is the only one before the pool has its
+            size.
     """
 
     layers: tuple[StateLayer, ...]
-    num_slots: int = 0
+    num_slots: int = 1
 
     @property
     def bytes_per_slot(self) -> int:

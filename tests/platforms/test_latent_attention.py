@@ -179,7 +179,7 @@ def test_a_token_keeps_one_row() -> None:
 @pytest.mark.parametrize("option", ["fp8", "fp8_per_token_head", "int8_per_token_head"])
 def test_rows_are_not_stored_in_8_bits(option: str) -> None:
     supported = torch.float32, torch.int8, torch.float8_e4m3fn
-    message = f"kv_cache_dtype can only be auto or bfloat16 for latent attention, got {option}$"
+    message = f"^latent attention cannot have a KV cache in {option}; option kv_cache_dtype can be "
     with pytest.raises(ConfigError, match=message):
         kv_cache_format(option, [make_layer(0)], supported)
 

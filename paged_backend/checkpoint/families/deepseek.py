@@ -49,6 +49,9 @@ def read_latent(config: ConfigFile) -> LatentShape:
     if rotary_dim % 2:
         raise config.error("qk_rope_head_dim", f"must be even, got {rotary_dim}")
     has_query_rank = config.value("q_lora_rank") is not None
+    if not has_query_rank and config.flag("attention_bias", False):
+        problem = "is true, which is not supported without q_lora_rank"
+        raise config.error("attention_bias", problem)
     return LatentShape(
         rank=config.integer("kv_lora_rank", high=MAX_HEAD_DIM),
         rotary_dim=rotary_dim,

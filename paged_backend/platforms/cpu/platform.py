@@ -117,7 +117,7 @@ class CpuPlatform(TorchPlatform):
         config: EngineConfig,
         context: StepContext | None = None,
     ) -> CpuModelRunner:
-        if config.enforce_eager or spec.states is not None:
+        if config.enforce_eager:
             return CpuModelRunner(model, attention, spec, context)
         return CpuGraphRunner(model, attention, spec, limits, context)
 

@@ -11,7 +11,6 @@ from paged_backend.checkpoint.moe import Routing
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearMethod, RowFunction
 from paged_backend.platforms.gpu.linear import DenseLinear
-from paged_backend.platforms.portable import layers as portable
 from paged_backend.platforms.portable.layers import gelu, layer_norm, multiply_heads
 
 __all__ = [
@@ -56,11 +55,13 @@ def choose_experts(
     logits: Tensor, routing: Routing, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """See `platforms.portable.layers.choose_experts`."""
-    if bias is not None or routing.groups is not None or routing.scale != 1:
-        return portable.choose_experts(logits, routing, bias)
+    groups = routing.groups
     return choose_experts_kernel(
         logits.contiguous(),
         routing.num_experts_per_tok,
         scoring=routing.scoring.value,
         normalize=routing.norm_topk_prob,
+        scale=routing.scale,
+        bias=bias,
+        groups=None if groups is None else (groups.count, groups.chosen, groups.num_scored),
     )

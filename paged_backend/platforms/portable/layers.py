@@ -139,7 +139,7 @@ def multiply_heads(out: Tensor, x: Tensor, weight: Tensor) -> None:
 
     The products are written to `out` [rows, heads, outputs].
     """
-    out.copy_(torch.bmm(x.transpose(0, 1), weight).transpose(0, 1))
+    torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
 
 
 def _sigmoid(x: Tensor) -> Tensor:
