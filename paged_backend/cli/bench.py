@@ -211,9 +211,9 @@ def _add_states(kinds: Subparsers) -> None:
         "states",
         help="a CPU's functions on states of sequences, compared with scaling the states in place",
         description="Time the functions of layers that keep a state per sequence in processor "
-        "time, for decodes and one prompt, in turn with multiplying as many numbers in place. The "
-        "convolution and the gated delta rule have the sizes of a layer of Qwen3-Next-80B-A3B, and "
-        "the selective scan those of NVIDIA-Nemotron-Nano-9B-v2.",
+        "time, for decodes and one prompt, in turn with multiplying as many numbers in place on "
+        "one thread. The convolution and the gated delta rule have the sizes of a layer of "
+        "Qwen3-Next-80B-A3B, and the selective scan those of NVIDIA-Nemotron-Nano-9B-v2.",
     )
     states.add_argument("--batch-sizes", type=_counts, default=[1, 16], help="decodes (1,16)")
     states.add_argument("--prompt", type=_count, default=256, help="rows (default: 256)")
