@@ -50,6 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_host(kinds)
     _add_quality(kinds)
     _add_experts(kinds)
+    _add_states(kinds)
     _add_speculation(kinds)
     _add_adapters(kinds)
     for entry in entry_points(group=GROUP):
@@ -203,6 +204,22 @@ def _add_experts(kinds: Subparsers) -> None:
     experts.add_argument("--rounds", type=_count, default=15, help="timed rounds (default: 15)")
     experts.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
     experts.set_defaults(run=run_experts)
+
+
+def _add_states(kinds: Subparsers) -> None:
+    states = kinds.add_parser(
+        "states",
+        help="a CPU's functions on states of sequences, compared with scaling the states in place",
+        description="Time the functions of layers that keep a state per sequence in processor "
+        "time, for decodes and one prompt, in turn with multiplying as many numbers in place on "
+        "one thread. The convolution and the gated delta rule have the sizes of a layer of "
+        "Qwen3-Next-80B-A3B, and the selective scan those of NVIDIA-Nemotron-Nano-9B-v2.",
+    )
+    states.add_argument("--batch-sizes", type=_counts, default=[1, 16], help="decodes (1,16)")
+    states.add_argument("--prompt", type=_count, default=256, help="rows (default: 256)")
+    states.add_argument("--rounds", type=_count, default=15, help="timed rounds (default: 15)")
+    states.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
+    states.set_defaults(run=run_states)
 
 
 def _add_speculation(kinds: Subparsers) -> None:
@@ -368,6 +385,24 @@ def run_experts(args: argparse.Namespace) -> int:
         print(
             f"{row.rows:5}  {row.chosen:7}  {row.megabytes:7.1f}  {row.compute_ms:7.2f}  "
             f"{row.read_ms:9.2f}  {row.ratio:5.2f}"
+        )
+    return 0
+
+
+def run_states(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    import torch
+
+    from paged_backend.tools.bench.states import measure_states
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    print("function        sequences   rows       MB  compute  scale (ms)  ratio  us per row")
+    for row in measure_states(args.batch_sizes, args.prompt, args.rounds):
+        print(
+            f"{row.function:14}  {row.sequences:9}  {row.rows:5}  {row.megabytes:7.1f}  "
+            f"{row.compute_ms:7.2f}  {row.scale_ms:10.2f}  {row.ratio:5.2f}  "
+            f"{row.compute_ms / row.rows * 1e3:10.1f}"
         )
     return 0
 

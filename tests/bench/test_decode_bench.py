@@ -315,6 +315,18 @@ def test_bench_experts_compares_with_reading_the_chosen_ones(capsys, dtype: str)
         assert float(compute) > 0 and float(ratio) > 0
 
 
+def test_bench_states_compares_with_scaling_them(capsys) -> None:
+    assert main(["bench", "states", "--batch-sizes", "2", "--prompt", "3", "--rounds", "1"]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    wanted = [("causal_conv", 98304), ("gated_delta", 2**21), ("selective_scan", 5 * 2**20)]
+    for (name, num_bytes), *pair in zip(wanted, rows[::2], rows[1::2], strict=True):
+        for row, sequences, total in zip(pair, (2, 1), (2, 3), strict=True):
+            function, *numbers = row.split()
+            assert (function, *map(int, numbers[:2])) == (name, sequences, total)
+            assert float(numbers[2]) == pytest.approx(sequences * num_bytes / 1e6, abs=0.06)
+            assert all(float(number) > 0 for number in numbers[5:])
+
+
 def test_bench_experts_refuses_more_experts_than_there_are(capsys) -> None:
     assert main(["bench", "experts", "--num-experts", "4", "--num-experts-per-tok", "5"]) != 0
     assert "--num-experts-per-tok must be at most 4" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from paged_backend.platforms.cpu.states import (
     check_pool,
     fill,
     part_of,
+    prefetch,
     rows_of,
     sequence_at,
 )
@@ -128,13 +129,17 @@ def _scan_rows(arguments: Any) -> None:
                 floats(time, 1)[0] = step * rate * LOG2E
                 numbers = x + (row * x_stride + head * head_dim + line) * 4
                 results = out + ((row * heads + head) * head_dim + line) * 4
+                of_b = b + (row * b_stride + group * state_dim) * 4
+                of_c = c + (row * c_stride + group * state_dim) * 4
+                prefetch(numbers + x_stride * 4, count)
+                prefetch(results + heads * head_dim * 4, count)
+                prefetch(of_b + b_stride * 4, state_dim)
+                prefetch(of_c + c_stride * 4, state_dim)
                 fill(inputs, count)
                 _add_times(inputs, numbers, step, count)
                 _scan(
                     *(count, state_dim, place, after + here, time, np.int64(0), inputs),
-                    b + (row * b_stride + group * state_dim) * 4,
-                    c + (row * c_stride + group * state_dim) * 4,
-                    results,
+                    *(of_b, of_c, results),
                 )
                 if d != 0:
                     _add_times(results, numbers, floats(d, heads)[head], count)

@@ -13,13 +13,14 @@ import numba
 import numpy as np
 from torch import Tensor
 
-from paged_backend.platforms.cpu.state_panels import MOST_PANELS, prefetch
+from paged_backend.platforms.cpu.state_panels import MOST_PANELS
 from paged_backend.platforms.cpu.states import (
     aligned,
     begin,
     check_pool,
     copy,
     part_of,
+    prefetch,
     sequence_at,
 )
 from paged_backend.platforms.cpu.threads import (
@@ -128,11 +129,9 @@ def _divide(heads: Heads, columns: int) -> Scratch:
 @device_function
 def _prefetch_row(heads: Heads, row: int, head: int) -> None:
     """Begin to load the values and the results of a row, which are far from those of others."""
-    values = heads.v + (row * heads.v_stride + head * heads.value_dim) * 4
-    out = heads.out + (row * heads.heads + head) * heads.value_dim * 4
-    for offset in range(0, heads.value_dim * 4, LANES * 4):
-        prefetch(values + offset)
-        prefetch(out + offset)
+    size = heads.value_dim
+    prefetch(heads.v + (row * heads.v_stride + head * size) * 4, size)
+    prefetch(heads.out + (row * heads.heads + head) * size * 4, size)
 
 
 def make_attend(name: str, prepare: Callable[..., None], step: Callable[..., None]) -> Any:

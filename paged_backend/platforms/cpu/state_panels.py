@@ -15,13 +15,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
-from paged_backend.platforms.cpu.tiles import HAS_AVX512, emit_prefetch
+from paged_backend.platforms.cpu.tiles import HAS_AVX512
 from paged_backend.platforms.cpu.vectors import FLOATS, copies, fma, load, store_float32
 
 MOST_PANELS = 8 if HAS_AVX512 else 2
 """Panels of LANES columns of which the sums fit in the registers; a power of two."""
 
-_FLOAT = FLOATS.element
 _ZEROS = ir.Constant(FLOATS, [0.0] * FLOATS.count)
 
 
@@ -134,14 +133,3 @@ def _emit_recall(builder: Any, panels: int, args: tuple[Any, Any, Any, Any]) -> 
         builder.fadd(builder.load(even), builder.load(odd))
         for even, odd in zip(*halves, strict=True)
     ]
-
-
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def prefetch(context: Any, address: Any) -> Any:
-    """Begin to load the cache line at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit_prefetch(builder, builder.inttoptr(args[0], _FLOAT.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate

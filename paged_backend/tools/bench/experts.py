@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.platforms.select import select_platform
+from paged_backend.tools.bench.processor_time import times_in_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def measure_experts(
         compute = functools.partial(experts, x, ids, torch.rand(ids.shape))
         read = memory[: chosen * expert_bytes // 4].sum
         size = chosen * expert_bytes / 1e6
-        times.append(ExpertsTime(rows, chosen, size, *_time(compute, read, rounds)))
+        times.append(ExpertsTime(rows, chosen, size, *times_in_turn(compute, read, rounds)))
     return times
 
 
@@ -69,18 +68,3 @@ def _make_experts(sizes: ExpertsSizes) -> tuple[ExpertsMethod, int]:
         place.normal_(0, 0.02)
     experts.pack()
     return experts, platform.linear_dtype.itemsize
-
-
-def _time(
-    compute: Callable[[], object], read: Callable[[], object], rounds: int
-) -> tuple[float, float, float]:
-    """Return the median milliseconds of both calls, and the median of their ratios."""
-    pairs = [(_milliseconds(compute), _milliseconds(read)) for _ in range(rounds + 1)][1:]
-    first, second = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return first, second, statistics.median(a / b for a, b in pairs)
-
-
-def _milliseconds(call: Callable[[], object]) -> float:
-    start = time.process_time()
-    call()
-    return (time.process_time() - start) * 1e3
