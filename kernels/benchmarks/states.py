@@ -19,7 +19,7 @@ class StateBatch:
     """The sequences of a step, with the same number of rows each."""
 
     num_seqs: int
-    rows: int  # of each sequence
+    rows: int  # number of rows of each sequence
 
     @property
     def num_tokens(self) -> int:
