@@ -9,7 +9,8 @@ TRITONS := 3.6.0 3.7.1
 
 .PHONY: install lock demo serve test check compile-kernels soak ecosystem lint clean gpu gpu-test \
   gpu-test-kernels gpu-test-engine gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others \
-  gpu-kernels-decode gpu-kernels-prefill gpu-kernels-products gpu-kernels-dense gpu-engine \
+  gpu-kernels-decode gpu-kernels-prefill gpu-kernels-products gpu-kernels-dense gpu-kernels-states \
+  gpu-engine \
   gpu-engine-peer gpu-small gpu-formats
 
 install: $(VENV)/.installed .helm/helm
@@ -104,12 +105,13 @@ lint: install
 # limit in seconds; `make -n gpu` prints them, and what they have measured is in $(RESULTS) even if
 # they are killed. The parts that matter most come first.
 gpu: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-engine gpu-kernels-others \
-  gpu-kernels-decode gpu-kernels-prefill gpu-kernels-dense gpu-kernels-products gpu-test-benchmarks \
+  gpu-kernels-decode gpu-kernels-prefill gpu-kernels-dense gpu-kernels-products gpu-kernels-states \
+  gpu-test-benchmarks \
   gpu-small gpu-formats gpu-engine-peer
 
 gpu-test: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-test-benchmarks
 gpu-kernels: gpu-kernels-others gpu-kernels-decode gpu-kernels-prefill gpu-kernels-dense \
-  gpu-kernels-products
+  gpu-kernels-products gpu-kernels-states
 
 gpu-%: export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/client:$(CURDIR)/loadtest:$(PYTHONPATH)
 gpu-%: export PYTHONUNBUFFERED := 1
@@ -150,6 +152,9 @@ gpu-kernels-dense:
 
 gpu-kernels-products:
 	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-products.json --only scaled_matmul block_scaled_matmul packed_matmul
+
+gpu-kernels-states:
+	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-states.json --only causal_conv gated_delta selective_scan linear_attention mamba1_scan rg_lru
 
 gpu-engine:
 	$(LIMIT) 200 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --no-peer --json $(RESULTS)/decode-llama-3-8b.json

@@ -86,6 +86,15 @@ DEPENDENT = (
     "_expand_kernel",
     "_latent_kernel",
     "_latent_rope_cache_kernel",
+    "_causal_conv_kernel",
+    "_gated_delta_kernel",
+    "_inverse_kernel",
+    "_gated_delta_chunks_kernel",
+    "_decayed_scan_kernel",
+    "_scores_kernel",
+    "_decayed_chunks_kernel",
+    "_mamba1_scan_kernel",
+    "_rg_lru_kernel",
 )
 """Kernels of each layer, and the last of a step: they are set up while the one before runs."""
 
@@ -116,6 +125,12 @@ BUCKETS = {
     # Splits of K are programs of their own up to 1,024 rows.
     ("low rank", "_shrink_kernel"): 2,
     ("low rank", "_expand_kernel"): 2,
+    # Tiles for decodes, and for prompts.
+    ("causal convolution", "_causal_conv_kernel"): 2,
+    # Heads are views of parts of a row, and torch reports the view of a single row as dense.
+    ("gated delta rule", "_gated_delta_kernel"): 2,
+    ("selective scan", "_decayed_scan_kernel"): 2,
+    ("linear attention", "_decayed_scan_kernel"): 2,
 }
 """How many binaries a kernel may need for one model, all batches together, where not one."""
 
@@ -216,6 +231,11 @@ def test_kernels_fit_the_device(case: str, arch: int):
         "low rank, qkv rank 16 bf16",
         "latent decode, MiniCPM3-4B bf16",
         "latent write, DeepSeek-V3 bf16",
+        "causal convolution, LFM2-1.2B bf16",
+        "gated delta rule, Qwen3-Next bf16",
+        "selective scan, Nemotron-H-8B bf16",
+        "Mamba scan, Jamba-Mini bf16",
+        "RG-LRU, RecurrentGemma-2B bf16",
     ],
 )
 def test_nothing_is_read_before_the_launch_before_has_ended(case: str):

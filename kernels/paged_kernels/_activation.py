@@ -19,7 +19,7 @@ def swiglu(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, UP_OFFSET: tl.con
     if LIMIT is not None:
         gate = tl.minimum(gate, LIMIT)
         up = tl.maximum(tl.minimum(up, LIMIT), -LIMIT)
-    return (up + UP_OFFSET) * (gate * _sigmoid(gate * ALPHA))
+    return (up + UP_OFFSET) * (gate * sigmoid(gate * ALPHA))
 
 
 @triton.jit
@@ -30,11 +30,12 @@ def geglu(gate, up):
     """
     # (1 + tanh(x)) / 2 is the sigmoid of 2x; 1.5957691 is 2 * sqrt(2 / pi).
     twice = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
-    return up * (gate * _sigmoid(twice))
+    return up * (gate * sigmoid(twice))
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
+    """Return 1 / (1 + exp(-x)) in float32."""
     # e**-|x| is at most 1, so it cannot overflow.
     decay = tl.exp(-tl.abs(x))
     return tl.where(x >= 0.0, 1.0, decay) / (1.0 + decay)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paged_kernels._state_cases import STATE_CASES
 from paged_kernels.attention_params import AttentionParams
 from paged_kernels.block_copy import copy_blocks
 from paged_kernels.block_scaled_matmul import BLOCK_SIZE, block_scaled_matmul
@@ -608,6 +609,7 @@ CASES = {
         _logprobs(128256, 20, _FP32),
         _penalties(128256),
         _token_masks(128256),
+        *(Case(*case) for case in STATE_CASES),
     )
 }
 """Every case by its name."""

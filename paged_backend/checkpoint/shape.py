@@ -197,8 +197,9 @@ class ModelShape:
     @property
     def attention_windows(self) -> Windows:
         """The windows of the layers that have attention."""
-        mixers = self.variant.state_mixers or (None,) * self.num_layers
-        pairs = zip(self.windows, mixers, strict=True)
+        if not self.variant.state_mixers:
+            return self.windows
+        pairs = zip(self.windows, self.variant.state_mixers, strict=True)
         return tuple(window for window, mixer in pairs if mixer is None)
 
     @property

@@ -48,7 +48,7 @@ def test_every_kernel_has_a_benchmark() -> None:
     operations = {path.stem for path in (KERNELS / "reference").glob("[a-z]*.py")}
     operations |= {"paged_decode", "paged_prefill", "merge_attention", "packed_matmul"}
     operations -= {"w4a16_matmul", "w8a16_matmul"}  # the two of `packed_matmul`
-    operations -= {"splits"}  # a part of attention
+    operations -= {"splits", "states"}  # parts of others
     assert operations == {name.removeprefix("bench_") for name in NAMES}
 
 

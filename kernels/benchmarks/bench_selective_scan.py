@@ -1,0 +1,37 @@
+"""Benchmark of the selective scan of Nemotron-H-8B, a Mamba-2."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from measure import Bench, Call, main
+from paged_kernels.selective_scan import selective_scan
+from states import StateBatch, time_batches
+
+
+def sizes(bench: Bench) -> tuple[int, int, int, int]:
+    """Return heads, groups, head_dim and state_dim, tiny ones in a quick run."""
+    return (2, 1, 16, 16) if bench.quick else (128, 8, 64, 128)
+
+
+def make(bench: Bench, batch: StateBatch) -> Call:
+    heads, groups, head_dim, state_dim = sizes(bench)
+    rows = batch.num_tokens
+    x, dt = bench.random(rows, heads, head_dim), bench.random(rows, heads)
+    b, c = (bench.random(rows, groups, state_dim) for _ in range(2))
+    a = -torch.rand(heads, device=bench.device)
+    d, bias = (bench.random(heads, dtype=torch.float32) for _ in range(2))
+    pool = batch.pool(bench, heads, head_dim, state_dim)
+    return partial(selective_scan, x, dt, a, b, c, d, bias, pool, **batch.long_step(bench))
+
+
+def run(bench: Bench) -> None:
+    heads, groups, head_dim, state_dim = sizes(bench)
+    state = heads * head_dim * state_dim
+    row_bytes = 2 * (2 * heads * head_dim + heads + 2 * groups * state_dim)
+    time_batches(bench, "selective_scan", make, row_bytes, 4 * state, 4 * state)
+
+
+if __name__ == "__main__":
+    main(run)
