@@ -95,6 +95,13 @@ _DELTA = {
 }
 
 
+_LFM2 = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "norm_eps": 2e-3,
+    "pad_token_id": 0,
+}
+
+
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama2": _heads(4, 4, model_type="llama"),
     "llama3": _heads(8, 2, model_type="llama", head_dim=16, rope_parameters=_LLAMA3_ROPE),
@@ -189,6 +196,21 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     ),
     "qwen3.5": _heads(4, 2, model_type="qwen3_5_text", head_dim=16, **_DELTA),
     "qwen3.5-moe": _heads(4, 2, model_type="qwen3_5_moe_text", head_dim=16, **_DELTA, **_EXPERTS),
+    "lfm2": _heads(
+        4, 2, model_type="lfm2", block_multiple_of=16, block_ffn_dim_multiplier=1.3, **_LFM2
+    ),
+    "lfm2-bias": _heads(
+        4, 2, model_type="lfm2", block_auto_adjust_ff_dim=False, conv_bias=True, **_LFM2
+    ),
+    "lfm2-moe": _heads(
+        4,
+        2,
+        model_type="lfm2_moe",
+        num_dense_layers=1,
+        routed_scaling_factor=1.7,
+        **_LFM2,
+        **_EXPERTS,
+    ),
     "glm4": _heads(4, 2, model_type="glm4", head_dim=32, pad_token_id=0),
     "granite": _heads(
         4,
@@ -297,14 +319,14 @@ def make_checkpoint(
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", "layernorm.weight")):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):
                 parameter.normal_()
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0, 0.2)
     torch.set_rng_state(state)
     model.save_pretrained(folder, max_shard_size=max_shard_size)

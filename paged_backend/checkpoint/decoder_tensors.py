@@ -22,7 +22,7 @@ def decoder_tensors(shape: ModelShape) -> Tensors:
     if stage.is_last and shape.has_classifier:
         tensors["score.weight"] = TensorSpec((1, shape.hidden_size), Role.HEAD)
     if stage.is_last:
-        tensors["model.norm.weight"] = _norm(shape, shape.hidden_size)
+        tensors[f"model.{shape.variant.names.final_norm}.weight"] = _norm(shape, shape.hidden_size)
     for index in stage.layers:
         for name, spec in _layer_tensors(shape, index):
             tensors[f"model.layers.{index}.{name}"] = spec
@@ -51,7 +51,7 @@ def _attention_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
         sections = shape.attention_sections if shape.variant.fused_qkv else ()
         yield from linear_tensors(name, hidden, size, biases.qkv, 0, sections)
     query = shape.num_heads * shape.head_dim
-    yield from linear_tensors("o_proj", query, hidden, biases.output, shard=1)
+    yield from linear_tensors(shape.variant.names.output, query, hidden, biases.output, shard=1)
     shard = 0 if shape.variant.qk_norm is QKNormScope.TOKEN else None
     for name, size in shape.qk_norm_sizes.items():
         yield f"{name}.weight", _norm(shape, size, shard)
@@ -61,10 +61,11 @@ def _attention_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
 
 def _mlp_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
     hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.variant.biases.mlp
+    names = shape.variant.names
     for name, size in shape.mlp_parts.items():
         sections = (inner, inner) if shape.variant.fused_gate_up else ()
-        yield from linear_tensors(f"mlp.{name}", hidden, size, bias, 0, sections)
-    yield from linear_tensors("mlp.down_proj", inner, hidden, bias, shard=1)
+        yield from linear_tensors(f"{names.mlp}.{name}", hidden, size, bias, 0, sections)
+    yield from linear_tensors(f"{names.mlp}.{names.down}", inner, hidden, bias, shard=1)
 
 
 def _norm(shape: ModelShape, size: int, shard: int | None = None) -> TensorSpec:

@@ -48,6 +48,31 @@ class LayerNorms:
         return [name for name in norms if name is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleNames:
+    """The checkpoint's names of modules; those of layers are relative to a layer.
+
+    Attributes:
+        output: the last linear layer of attention, in ``self_attn``.
+        q_norm: the norm of queries, there.
+        k_norm: the norm of keys, there.
+        mlp: the MLP.
+        gate: its gate projection.
+        up: its up projection.
+        down: its down projection.
+        final_norm: the norm after the last layer, in ``model``.
+    """
+
+    output: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    mlp: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    final_norm: str = "norm"
+
+
 class QKNormScope(Enum):
     """The numbers that share an RMS norm of the queries, or of the keys."""
 
@@ -96,6 +121,7 @@ class Variant:
         biases: the linear layers that have a bias.
         windows: window of each layer; empty if no layer has a window.
         norms: the norms of each layer.
+        names: the names of modules.
         unit_offset: the weights of norms are stored minus 1.
         qk_norm: the norm of queries and keys; None for no norm.
         activation: activation of the MLP.
@@ -124,6 +150,7 @@ class Variant:
     biases: Biases = Biases()
     windows: Windows = ()
     norms: LayerNorms = LayerNorms()
+    names: ModuleNames = ModuleNames()
     unit_offset: bool = False
     qk_norm: QKNormScope | None = None
     activation: Activation = Activation.SILU
@@ -143,12 +170,11 @@ class Variant:
     moe_layers: tuple[bool, ...] = ()
     state_mixers: tuple[StateMixer | None, ...] = ()
     gated_attention: bool = False
+    unused_layers: int = 0
 
     def state_mixer_of(self, layer: int) -> StateMixer | None:
         """Return what a layer has in place of attention; None for attention."""
         return self.state_mixers[layer] if self.state_mixers else None
-
-    unused_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +260,7 @@ class ModelShape:
         inner = self.intermediate_size
         if self.variant.fused_gate_up:
             return {"gate_up_proj": 2 * inner}
-        return {"gate_proj": inner, "up_proj": inner}
+        return {self.variant.names.gate: inner, self.variant.names.up: inner}
 
     @property
     def qk_norm_sizes(self) -> dict[str, int]:
@@ -246,4 +272,5 @@ class ModelShape:
                 heads = 1, 1
             case QKNormScope.TOKEN:
                 heads = self.num_heads, self.num_kv_heads
-        return {"q_norm": heads[0] * self.head_dim, "k_norm": heads[1] * self.head_dim}
+        names = self.variant.names
+        return {names.q_norm: heads[0] * self.head_dim, names.k_norm: heads[1] * self.head_dim}

@@ -57,7 +57,7 @@ class Attention:
             softcap=variant.attention_softcap,
             sinks=sinks,
         )
-        self._gated = variant.gated_attention
+        self._gated, self._names = variant.gated_attention, variant.names
         self._head_order = head_order(config.ropes[index], interleaved=variant.rotary.interleaved)
         self._query_size = config.num_heads * config.head_dim
         self._query_scales = _query_scales(config, cos_sin_cache, kernels.dtype)
@@ -68,7 +68,7 @@ class Attention:
         order = row_order(config, config.ropes[index])
         parts = config.attention_parts
         self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv, prefix, order))
-        output = LinearSpec(self._query_size, {"o_proj": hidden}, biases.output, prefix)
+        output = LinearSpec(self._query_size, {variant.names.output: hidden}, biases.output, prefix)
         self.o_proj = kernels.linear(output)
 
     @property
@@ -86,8 +86,8 @@ class Attention:
         parameters = self.qkv_proj.parameters() | self.o_proj.parameters()
         norm = self._head_norm or self._token_norm
         if norm is not None:
-            parameters["q_norm.weight"] = norm.query
-            parameters["k_norm.weight"] = norm.key
+            parameters[f"{self._names.q_norm}.weight"] = norm.query
+            parameters[f"{self._names.k_norm}.weight"] = norm.key
         if self.layer.sinks is not None:
             parameters["sinks"] = self.layer.sinks
         return parameters | self._kv_scales
@@ -148,10 +148,10 @@ class GatedMLP:
 
     def __init__(self, config: ModelConfig, prefix: str, kernels: Kernels) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
-        bias = config.variant.biases.mlp
+        bias, down = config.variant.biases.mlp, config.variant.names.down
         gate_up = LinearSpec(hidden, config.mlp_parts, bias, prefix, gated=True)
         self.gate_up_proj = kernels.linear(gate_up)
-        self.down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, bias, prefix))
+        self.down_proj = kernels.linear(LinearSpec(inner, {down: hidden}, bias, prefix))
         self._gated, self._activation = kernels.layers.gated, config.variant.activation
 
     def parameters(self) -> dict[str, Parameter]:

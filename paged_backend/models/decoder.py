@@ -41,10 +41,10 @@ class DecoderLayer:
         self.norms = {name: self._norm_weights.empty(config.hidden_size) for name in names}
         self.mixer = _make_mixer(config, index, prefix, cos_sin_cache, kernels)
         moe = config.moe_of(index)
-        self._mlp_name = "mlp" if moe is None else moe.names.module
+        self._mlp_name = config.variant.names.mlp if moe is None else moe.names.module
         self.mlp: GatedMLP | MoeMLP
         if moe is None:
-            self.mlp = GatedMLP(config, f"{prefix}.mlp", kernels)
+            self.mlp = GatedMLP(config, f"{prefix}.{self._mlp_name}", kernels)
         else:
             self.mlp = MoeMLP(moe, f"{prefix}.{self._mlp_name}", kernels)
 
@@ -122,7 +122,8 @@ class Decoder:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         parameters: dict[str, Parameter] = {}
         if self._norm is not None:
-            parameters["model.norm.weight"] = self._norm
+            name = self.config.variant.names.final_norm
+            parameters[f"model.{name}.weight"] = self._norm
         if self._lm_head is not None:
             parameters |= self._lm_head.parameters()
         if self._embedding is not None:

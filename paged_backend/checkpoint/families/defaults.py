@@ -6,9 +6,11 @@ value is the default of the family's class in transformers. These are the defaul
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.families.lfm2 import lfm2_keys, lfm2_moe_keys
 
 _LATENT: dict[str, Any] = {
     "kv_lora_rank": 512,
@@ -52,6 +54,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "v_head_dim": 256,
     },
     "GptOssForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0},
+    "Lfm2ForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
+    "Lfm2MoeForCausalLM": {
+        "moe_intermediate_size": 1792,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+    },
     "Ministral3ForCausalLM": {"rms_norm_eps": 1e-5},
     "MiniCPM3ForCausalLM": {
         "dim_model_base": 256,
@@ -92,16 +102,23 @@ _ROPES: dict[str, dict[str, Any]] = {
         "llama_4_scaling_beta": 0.1,
     },
 }
+# Families with other names of keys. These functions do not change what they return themselves.
+_USUAL_KEYS: dict[str, Callable[[ConfigFile], ConfigFile]] = {
+    "Lfm2ForCausalLM": lfm2_keys,
+    "Lfm2MoeForCausalLM": lfm2_moe_keys,
+}
 _ROPE_KEYS = "rope_parameters", "rope_scaling"
 
 
 def with_family_defaults(config: ConfigFile, architecture: str) -> ConfigFile:
-    """Return a config.json with the values of the family where keys are absent.
+    """Return a config.json with the usual names of keys, and the family's values of absent ones.
 
     Args:
         config: the file.
         architecture: a key of `registry.ARCHITECTURES`.
     """
+    if architecture in _USUAL_KEYS:
+        config = _USUAL_KEYS[architecture](config)
     config = config.with_absent(**_DEFAULTS.get(architecture, {}))
     if architecture in _ROPES and all(config.value(key) is None for key in _ROPE_KEYS):
         config = config.with_defaults(rope_parameters=_ROPES[architecture])

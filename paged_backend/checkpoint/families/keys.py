@@ -10,6 +10,7 @@ from paged_backend.checkpoint.shape import Biases, Rotary, Windows
 from paged_backend.values.validation import shorten
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+CONVOLUTION = "conv"
 
 
 class ActivationKey(NamedTuple):
