@@ -95,6 +95,16 @@ _DELTA = {
 }
 
 
+# Two groups of heads; the values have another size than the hidden states.
+_MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "pad_token_id": 0,
+    "time_step_limit": [0.1, 1.5],
+}
+_HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], **_MAMBA2}
 _LFM2 = {
     "layer_types": ["conv", "full_attention", "conv"],
     "norm_eps": 2e-3,
@@ -221,6 +231,28 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         attention_multiplier=0.1,
         logits_scaling=2.5,
     ),
+    "granite-hybrid": _heads(
+        4,
+        2,
+        model_type="granitemoehybrid",
+        num_local_experts=0,
+        shared_intermediate_size=80,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=2.5,
+        **_HYBRID,
+    ),
+    "granite-hybrid-rope": _heads(
+        4,
+        2,
+        model_type="granitemoehybrid",
+        num_local_experts=0,
+        position_embedding_type="rope",
+        mamba_conv_bias=False,
+        mamba_proj_bias=True,
+        **{**_HYBRID, "mamba_n_groups": 1},
+    ),
     "ministral": _heads(
         4,
         2,
@@ -323,6 +355,8 @@ def make_checkpoint(
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):
                 parameter.normal_()
+            elif name.endswith((".D", ".dt_bias", ".A_log")):
+                parameter.normal_(0, 0.7)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
         for name, buffer in model.named_buffers():

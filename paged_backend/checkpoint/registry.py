@@ -11,7 +11,7 @@ from paged_backend.checkpoint.families.deepseek import deepseek_v2, deepseek_v3,
 from paged_backend.checkpoint.families.gemma import gemma2, gemma3
 from paged_backend.checkpoint.families.glm4 import glm4
 from paged_backend.checkpoint.families.gpt_oss import gpt_oss
-from paged_backend.checkpoint.families.granite import granite
+from paged_backend.checkpoint.families.granite import granite, granite_hybrid
 from paged_backend.checkpoint.families.keys import GELU_TANH, SILU, ActivationKey
 from paged_backend.checkpoint.families.lfm2 import lfm2, lfm2_moe
 from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
@@ -92,6 +92,7 @@ ARCHITECTURES = {
     "Glm4ForCausalLM": Architecture(glm4, head_dim=128),
     "GptOssForCausalLM": Architecture(gpt_oss, head_dim=64),
     "GraniteForCausalLM": Architecture(granite),
+    "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid),
     "Lfm2ForCausalLM": Architecture(lfm2, tied_embeddings=True),
     "Lfm2MoeForCausalLM": Architecture(lfm2_moe, tied_embeddings=True),
     "Olmo2ForCausalLM": Architecture(olmo2),

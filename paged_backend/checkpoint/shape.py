@@ -59,6 +59,7 @@ class ModuleNames:
         mlp: the MLP.
         gate: its gate projection.
         up: its up projection.
+        gate_up: both of these where one weight has them.
         down: its down projection.
         final_norm: the norm after the last layer, in ``model``.
     """
@@ -69,6 +70,7 @@ class ModuleNames:
     mlp: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
+    gate_up: str = "gate_up_proj"
     down: str = "down_proj"
     final_norm: str = "norm"
 
@@ -259,7 +261,7 @@ class ModelShape:
         """The checkpoint's names of the weights of gate and up, and their sizes."""
         inner = self.intermediate_size
         if self.variant.fused_gate_up:
-            return {"gate_up_proj": 2 * inner}
+            return {self.variant.names.gate_up: 2 * inner}
         return {self.variant.names.gate: inner, self.variant.names.up: inner}
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.mixers import DeltaShape, ShortConvShape
+from paged_backend.checkpoint.mixers import DeltaShape, Mamba2Shape, ShortConvShape
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
@@ -18,6 +18,7 @@ from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
+from paged_backend.models.mamba2 import Mamba2
 from paged_backend.models.mixer import Mixer
 from paged_backend.models.moe import MoeMLP
 from paged_backend.models.short_conv import ShortConv
@@ -244,6 +245,8 @@ def _make_mixer(
     match shape:
         case DeltaShape():
             return GatedDelta(shape, index, prefix, config.rms_norm_eps, kernels)
+        case Mamba2Shape():
+            return Mamba2(shape, index, prefix, config.rms_norm_eps, kernels)
         case ShortConvShape():
             return ShortConv(shape, index, prefix, kernels)
     attention = Attention if config.variant.latent is None else LatentAttention

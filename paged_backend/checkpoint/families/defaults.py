@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.families.granite import granite_hybrid_keys
 from paged_backend.checkpoint.families.lfm2 import lfm2_keys, lfm2_moe_keys
 
 _LATENT: dict[str, Any] = {
@@ -104,6 +105,7 @@ _ROPES: dict[str, dict[str, Any]] = {
 }
 # Families with other names of keys. These functions do not change what they return themselves.
 _USUAL_KEYS: dict[str, Callable[[ConfigFile], ConfigFile]] = {
+    "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
     "Lfm2ForCausalLM": lfm2_keys,
     "Lfm2MoeForCausalLM": lfm2_moe_keys,
 }
