@@ -104,6 +104,17 @@ _MAMBA2 = {
     "pad_token_id": 0,
     "time_step_limit": [0.1, 1.5],
 }
+_FALCON_H1 = {
+    "attention_in_multiplier": 0.9,
+    "attention_out_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "key_multiplier": 0.6,
+    "lm_head_multiplier": 0.5,
+    "mlp_multipliers": [0.8, 1.2],
+    "ssm_in_multiplier": 1.1,
+    "ssm_multipliers": [0.8, 1.3, 0.7, 1.2, 0.9],
+    "ssm_out_multiplier": 0.6,
+}
 _HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], **_MAMBA2}
 _LFM2 = {
     "layer_types": ["conv", "full_attention", "conv"],
@@ -220,6 +231,18 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         routed_scaling_factor=1.7,
         **_LFM2,
         **_EXPERTS,
+    ),
+    "bamba": _heads(4, 2, model_type="bamba", attn_layer_indices=[1], **_MAMBA2),
+    "falcon-h1": _heads(4, 2, model_type="falcon_h1", mamba_d_ssm=128, **_FALCON_H1, **_MAMBA2),
+    "falcon-h1-norm": _heads(
+        4,
+        2,
+        model_type="falcon_h1",
+        mamba_d_ssm=None,
+        mamba_rms_norm=True,
+        attention_bias=True,
+        projectors_bias=True,
+        **_MAMBA2,
     ),
     "glm4": _heads(4, 2, model_type="glm4", head_dim=32, pad_token_id=0),
     "granite": _heads(

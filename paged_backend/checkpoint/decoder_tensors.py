@@ -34,9 +34,10 @@ def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorS
     for norm in shape.variant.norms.names:
         yield f"{norm}.weight", _norm(shape, hidden)
     mixer = shape.variant.state_mixer_of(index)
-    module = "self_attn" if mixer is None else mixer.name
-    for name, spec in _attention_tensors(shape) if mixer is None else mixer.tensors():
-        yield f"{module}.{name}", spec
+    if mixer is not None:
+        yield from ((f"{mixer.name}.{name}", spec) for name, spec in mixer.tensors())
+    if shape.variant.has_attention(index):
+        yield from ((f"self_attn.{name}", spec) for name, spec in _attention_tensors(shape))
     moe = shape.moe_of(index)
     yield from _mlp_tensors(shape) if moe is None else moe_tensors(moe)
 

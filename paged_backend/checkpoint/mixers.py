@@ -92,6 +92,11 @@ class ShortConvShape:
 
     name = "conv"
 
+    @property
+    def values_size(self) -> int:
+        """The size of a row that the last linear layer reads."""
+        return self.hidden_size
+
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield the tensors of the module, by name in it."""
         hidden = self.hidden_size

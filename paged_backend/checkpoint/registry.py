@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.decoder_tensors import decoder_tensors
+from paged_backend.checkpoint.families.bamba import bamba, falcon_h1
 from paged_backend.checkpoint.families.deepseek import deepseek_v2, deepseek_v3, glm4_moe_lite
 from paged_backend.checkpoint.families.gemma import gemma2, gemma3
 from paged_backend.checkpoint.families.glm4 import glm4
@@ -76,6 +77,8 @@ ARCHITECTURES = {
     "MinistralForCausalLM": Architecture(ministral),
     "MixtralForCausalLM": Architecture(mixtral),
     "Ministral3ForCausalLM": Architecture(ministral3, head_dim=128),
+    "BambaForCausalLM": Architecture(bamba),
+    "FalconH1ForCausalLM": Architecture(falcon_h1),
     "Qwen2ForCausalLM": Architecture(qwen2),
     "Qwen3ForCausalLM": Architecture(qwen3, head_dim=128),
     "Qwen2MoeForCausalLM": Architecture(qwen2_moe),

@@ -115,6 +115,27 @@ class QueryGrowth:
     period: int
 
 
+@dataclass(frozen=True, slots=True)
+class LayerFactors:
+    """Factors on inputs and outputs of the parts of a layer (Falcon-H1).
+
+    Attributes:
+        attention_input: on what attention reads, if it is beside a module with a state.
+        attention_output: on the output of this attention.
+        state_input: on what that module reads.
+        state_output: on its output.
+        mlp_gate: on the gate of the MLP, before the activation.
+        mlp_output: on the output of the MLP.
+    """
+
+    attention_input: float = 1.0
+    attention_output: float = 1.0
+    state_input: float = 1.0
+    state_output: float = 1.0
+    mlp_gate: float = 1.0
+    mlp_output: float = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """Everything but sizes in which decoders differ; the defaults are Llama's.
@@ -141,8 +162,10 @@ class Variant:
         logits_softcap: logits become cap * tanh(logit / cap), after the factor; None for no limit.
         moe: the mixture-of-experts layers in place of MLPs; None if there are none.
         moe_layers: whether each layer is one of these; empty if all are.
-        state_mixers: what each layer has in place of attention, None for attention; empty if all
-            layers have attention.
+        state_mixers: what each layer has in place of attention or beside it, None for attention
+            only; empty if all layers have attention only.
+        parallel_mixers: a layer with one of these has attention, too, and their sum counts.
+        factors: factors on inputs and outputs of the parts of a layer.
         gated_attention: the rows of ``q_proj`` are, for each head, its query and a gate, and the
             result of attention is multiplied by the sigmoid of the gates.
         unused_layers: layers of the checkpoint after the last one, which predict more tokens of a
@@ -171,12 +194,18 @@ class Variant:
     moe: MoeShape | None = None
     moe_layers: tuple[bool, ...] = ()
     state_mixers: tuple[StateMixer | None, ...] = ()
+    parallel_mixers: bool = False
+    factors: LayerFactors = LayerFactors()
     gated_attention: bool = False
     unused_layers: int = 0
 
     def state_mixer_of(self, layer: int) -> StateMixer | None:
-        """Return what a layer has in place of attention; None for attention."""
+        """Return what a layer has in place of attention or beside it; None for attention only."""
         return self.state_mixers[layer] if self.state_mixers else None
+
+    def has_attention(self, layer: int) -> bool:
+        """Return whether a layer has attention."""
+        return self.parallel_mixers or self.state_mixer_of(layer) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,9 +254,8 @@ class ModelShape:
     @property
     def attention_windows(self) -> Windows:
         """The windows of the layers that have attention."""
-        mixers = self.variant.state_mixers or (None,) * self.num_layers
-        pairs = zip(self.windows, mixers, strict=True)
-        return tuple(window for window, mixer in pairs if mixer is None)
+        windows = enumerate(self.windows)
+        return tuple(window for layer, window in windows if self.variant.has_attention(layer))
 
     @property
     def moe(self) -> MoeShape | None:

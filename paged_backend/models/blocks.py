@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.shape import QKNormScope
@@ -57,6 +58,7 @@ class Attention:
             softcap=variant.attention_softcap,
             sinks=sinks,
         )
+        self._is_alone = not variant.parallel_mixers
         self._gated, self._names = variant.gated_attention, variant.names
         self._head_order = head_order(config.ropes[index], interleaved=variant.rotary.interleaved)
         self._query_size = config.num_heads * config.head_dim
@@ -100,7 +102,7 @@ class Attention:
         self.qkv_proj.pack()
         self.o_proj.pack()
         k_scale, v_scale = (self._kv_scale(place) for place in self._kv_scales.values())
-        reader = None if self._gated else self.o_proj
+        reader = self.o_proj if self._is_alone and not self._gated else None
         self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale, reader=reader)
 
     def _kv_scale(self, place: StoredTensor) -> Tensor | None:
@@ -149,7 +151,9 @@ class GatedMLP:
     def __init__(self, config: ModelConfig, prefix: str, kernels: Kernels) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         bias, down = config.variant.biases.mlp, config.variant.names.down
-        gate_up = LinearSpec(hidden, config.mlp_parts, bias, prefix, gated=True)
+        self._factors = config.variant.factors
+        gated = self._factors.mlp_gate == 1
+        gate_up = LinearSpec(hidden, config.mlp_parts, bias, prefix, gated=gated)
         self.gate_up_proj = kernels.linear(gate_up)
         self.down_proj = kernels.linear(LinearSpec(inner, {down: hidden}, bias, prefix))
         self._gated, self._activation = kernels.layers.gated, config.variant.activation
@@ -170,15 +174,22 @@ class GatedMLP:
 
     def activate(self, x: Tensor) -> Tensor:
         """Compute the input of `down_proj`, act(gate(x)) * up(x): [rows, intermediate_size]."""
-        return self._gated(self.gate_up_proj, x, self._activation)
+        if self._factors.mlp_gate == 1:
+            return self._gated(self.gate_up_proj, x, self._activation)
+        gate, up = self.gate_up_proj(x).chunk(2, dim=1)
+        return silu(gate * self._factors.mlp_gate) * up
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
-        return self.down_proj(self.activate(x))
+        output = self.down_proj(self.activate(x))
+        return output if self._factors.mlp_output == 1 else output * self._factors.mlp_output
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)` to `out` [rows, hidden_size] in place."""
-        self.down_proj.add_to(out, self.activate(x))
+        if self._factors.mlp_output == 1:
+            self.down_proj.add_to(out, self.activate(x))
+        else:
+            out += self(x)
 
 
 def prefixed(prefix: str, parameters: dict[str, Parameter]) -> dict[str, Parameter]:

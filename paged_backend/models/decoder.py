@@ -19,8 +19,9 @@ from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
 from paged_backend.models.mamba2 import Mamba2
-from paged_backend.models.mixer import Mixer
+from paged_backend.models.mixer import Mixer, Mixing
 from paged_backend.models.moe import MoeMLP
+from paged_backend.models.parallel_mixers import ParallelMixers
 from paged_backend.models.short_conv import ShortConv
 from paged_backend.models.states import StateLayer
 
@@ -40,7 +41,8 @@ class DecoderLayer:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
         names = config.variant.norms.names
         self.norms = {name: self._norm_weights.empty(config.hidden_size) for name in names}
-        self.mixer = _make_mixer(config, index, prefix, cos_sin_cache, kernels)
+        self._mixers = _make_mixers(config, index, prefix, cos_sin_cache, kernels)
+        self.mixer = _in_parallel(config, index, self._mixers)
         moe = config.moe_of(index)
         self._mlp_name = config.variant.names.mlp if moe is None else moe.names.module
         self.mlp: GatedMLP | MoeMLP
@@ -51,16 +53,20 @@ class DecoderLayer:
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to the layer."""
+        parameters: dict[str, Parameter] = {}
+        for mixer in self._mixers:
+            parameters |= prefixed(mixer.name, mixer.parameters())
         return {
             **{f"{name}.weight": weight for name, weight in self.norms.items()},
-            **prefixed(self.mixer.name, self.mixer.parameters()),
+            **parameters,
             **prefixed(self._mlp_name, self.mlp.parameters()),
         }
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
         self._norm_weights.pack()
-        self.mixer.pack()
+        for mixer in self._mixers:
+            mixer.pack()
         self.mlp.pack()
 
     def norm(self, name: str | None) -> Tensor | None:
@@ -237,20 +243,32 @@ class Decoder:
         return self._functions.rms_norm(x, weight, self.config.rms_norm_eps)
 
 
-def _make_mixer(
+def _make_mixers(
     config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
-) -> Mixer:
-    """Return the attention of a layer, or what it has in place of it."""
-    shape = config.variant.state_mixer_of(index)
+) -> list[Mixer]:
+    """Return what a layer has in place of attention or beside it, and then its attention."""
+    mixers: list[Mixer] = []
+    shape, eps = config.variant.state_mixer_of(index), config.rms_norm_eps
     match shape:
         case DeltaShape():
-            return GatedDelta(shape, index, prefix, config.rms_norm_eps, kernels)
+            mixers.append(GatedDelta(shape, index, prefix, eps, kernels))
         case Mamba2Shape():
-            return Mamba2(shape, index, prefix, config.rms_norm_eps, kernels)
+            mixers.append(Mamba2(shape, index, prefix, eps, kernels))
         case ShortConvShape():
-            return ShortConv(shape, index, prefix, kernels)
-    attention = Attention if config.variant.latent is None else LatentAttention
-    return attention(config, index, prefix, cos_sin_cache, kernels)
+            mixers.append(ShortConv(shape, index, prefix, kernels))
+    if config.variant.has_attention(index):
+        attention = Attention if config.variant.latent is None else LatentAttention
+        mixers.append(attention(config, index, prefix, cos_sin_cache, kernels))
+    return mixers
+
+
+def _in_parallel(config: ModelConfig, index: int, mixers: list[Mixer]) -> Mixing:
+    """Return one or two modules as one."""
+    shape = config.variant.state_mixer_of(index)
+    if shape is None or len(mixers) == 1:
+        return mixers[0]
+    state, attention = mixers
+    return ParallelMixers(state, shape.values_size, attention, config.variant.factors)
 
 
 def _layer(index: int) -> str:

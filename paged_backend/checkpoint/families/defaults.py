@@ -21,6 +21,7 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 128,
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "BambaForCausalLM": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
     "DeepseekV2ForCausalLM": {
         **_LATENT,
         "n_routed_experts": 64,
@@ -37,6 +38,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "routed_scaling_factor": 2.5,
         "topk_group": 4,
+    },
+    "FalconH1ForCausalLM": {
+        "mamba_d_ssm": 1024,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
     },
     "Gemma2ForCausalLM": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Glm4ForCausalLM": {"rms_norm_eps": 0.00000015625},
