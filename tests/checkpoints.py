@@ -244,6 +244,19 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         projectors_bias=True,
         **_MAMBA2,
     ),
+    "nemotron-h": _heads(
+        4,
+        2,
+        model_type="nemotron_h",
+        head_dim=16,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+        layer_norm_epsilon=2e-3,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        n_groups=2,
+        ssm_state_size=24,
+        pad_token_id=0,
+    ),
     "glm4": _heads(4, 2, model_type="glm4", head_dim=32, pad_token_id=0),
     "granite": _heads(
         4,
@@ -374,7 +387,7 @@ def make_checkpoint(
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(("norm.weight", "layernorm.weight")):
+            if name.endswith(("norm.weight", "layernorm.weight", "norm_f.weight")):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):
                 parameter.normal_()

@@ -37,7 +37,10 @@ def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorS
     if mixer is not None:
         yield from ((f"{mixer.name}.{name}", spec) for name, spec in mixer.tensors())
     if shape.variant.has_attention(index):
-        yield from ((f"self_attn.{name}", spec) for name, spec in _attention_tensors(shape))
+        module = shape.variant.names.attention
+        yield from ((f"{module}.{name}", spec) for name, spec in _attention_tensors(shape))
+    if not shape.variant.has_mlp(index):
+        return
     moe = shape.moe_of(index)
     yield from _mlp_tensors(shape) if moe is None else moe_tensors(moe)
 

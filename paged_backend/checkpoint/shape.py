@@ -53,7 +53,8 @@ class ModuleNames:
     """The checkpoint's names of modules; those of layers are relative to a layer.
 
     Attributes:
-        output: the last linear layer of attention, in ``self_attn``.
+        attention: the attention.
+        output: the last linear layer of attention, there.
         q_norm: the norm of queries, there.
         k_norm: the norm of keys, there.
         mlp: the MLP.
@@ -64,6 +65,7 @@ class ModuleNames:
         final_norm: the norm after the last layer, in ``model``.
     """
 
+    attention: str = "self_attn"
     output: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
@@ -166,6 +168,9 @@ class Variant:
             only; empty if all layers have attention only.
         parallel_mixers: a layer with one of these has attention, too, and their sum counts.
         factors: factors on inputs and outputs of the parts of a layer.
+        only_mlp: whether each layer is only an MLP, and all others have none; empty if all layers
+            have both attention, or what is in its place, and an MLP.
+        plain_mlp: the MLP has no gate: down(max(up(x), 0) ** 2).
         gated_attention: the rows of ``q_proj`` are, for each head, its query and a gate, and the
             result of attention is multiplied by the sigmoid of the gates.
         unused_layers: layers of the checkpoint after the last one, which predict more tokens of a
@@ -196,6 +201,8 @@ class Variant:
     state_mixers: tuple[StateMixer | None, ...] = ()
     parallel_mixers: bool = False
     factors: LayerFactors = LayerFactors()
+    only_mlp: tuple[bool, ...] = ()
+    plain_mlp: bool = False
     gated_attention: bool = False
     unused_layers: int = 0
 
@@ -205,7 +212,13 @@ class Variant:
 
     def has_attention(self, layer: int) -> bool:
         """Return whether a layer has attention."""
+        if self.only_mlp and self.only_mlp[layer]:
+            return False
         return self.parallel_mixers or self.state_mixer_of(layer) is None
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has an MLP, or experts."""
+        return not self.only_mlp or self.only_mlp[layer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,10 +299,12 @@ class ModelShape:
 
     @property
     def mlp_parts(self) -> dict[str, int]:
-        """The checkpoint's names of the weights of gate and up, and their sizes."""
+        """The checkpoint's names of the weights that an MLP's input is read by, and their sizes."""
         inner = self.intermediate_size
         if self.variant.fused_gate_up:
             return {self.variant.names.gate_up: 2 * inner}
+        if self.variant.plain_mlp:
+            return {self.variant.names.up: inner}
         return {self.variant.names.gate: inner, self.variant.names.up: inner}
 
     @property

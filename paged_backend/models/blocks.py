@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import relu, silu
 
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.shape import QKNormScope
@@ -28,7 +28,6 @@ class Attention:
         kernels: the platform.
     """
 
-    name = "self_attn"
     kept_state = None
 
     def __init__(
@@ -39,7 +38,8 @@ class Attention:
         cos_sin_cache: Tensor,
         kernels: Kernels,
     ) -> None:
-        variant, prefix = config.variant, f"{layer_name}.{self.name}"
+        variant, self.name = config.variant, config.variant.names.attention
+        prefix = f"{layer_name}.{self.name}"
         sizes = config.num_heads, config.num_kv_heads, config.head_dim
         self._norms = NormWeights(kernels, unit_offset=variant.unit_offset)
         self._head_norm = self._token_norm = None
@@ -190,6 +190,38 @@ class GatedMLP:
             self.down_proj.add_to(out, self.activate(x))
         else:
             out += self(x)
+
+
+class PlainMLP:
+    """down(max(up(x), 0) ** 2), an MLP without a gate (Nemotron-H)."""
+
+    def __init__(self, config: ModelConfig, prefix: str, kernels: Kernels) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        bias, down = config.variant.biases.mlp, config.variant.names.down
+        self.up_proj = kernels.linear(LinearSpec(hidden, config.mlp_parts, bias, prefix))
+        self.down_proj = kernels.linear(LinearSpec(inner, {down: hidden}, bias, prefix))
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name relative to the module."""
+        return self.up_proj.parameters() | self.down_proj.parameters()
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        self.up_proj.pack()
+        self.down_proj.pack()
+
+    @property
+    def reader(self) -> LinearMethod:
+        """The layer that alone reads the input."""
+        return self.up_proj
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
+        return self.down_proj(relu(self.up_proj(x)).square_())
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)` to `out` [rows, hidden_size] in place."""
+        self.down_proj.add_to(out, relu(self.up_proj(x)).square_())
 
 
 def prefixed(prefix: str, parameters: dict[str, Parameter]) -> dict[str, Parameter]:

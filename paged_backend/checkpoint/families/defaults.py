@@ -12,6 +12,7 @@ from typing import Any
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.granite import granite_hybrid_keys
 from paged_backend.checkpoint.families.lfm2 import lfm2_keys, lfm2_moe_keys
+from paged_backend.checkpoint.families.nemotron_h import nemotron_h_keys
 
 _LATENT: dict[str, Any] = {
     "kv_lora_rank": 512,
@@ -82,6 +83,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "MinistralForCausalLM": {"sliding_window": 4096},
     "MixtralForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
+    "NemotronHForCausalLM": {
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 8,
+        "mamba_n_heads": 128,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+    },
     "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
     "Olmo3ForCausalLM": {"rms_norm_eps": 1e-5},
     "OlmoeForCausalLM": {"rms_norm_eps": 1e-5},
@@ -114,6 +123,7 @@ _USUAL_KEYS: dict[str, Callable[[ConfigFile], ConfigFile]] = {
     "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
     "Lfm2ForCausalLM": lfm2_keys,
     "Lfm2MoeForCausalLM": lfm2_moe_keys,
+    "NemotronHForCausalLM": nemotron_h_keys,
 }
 _ROPE_KEYS = "rope_parameters", "rope_scaling"
 

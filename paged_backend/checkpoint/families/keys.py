@@ -28,6 +28,7 @@ class ActivationKey(NamedTuple):
 
 
 SILU = ActivationKey("hidden_act", ("silu", "swish"))
+RELU2 = ActivationKey("mlp_hidden_act", ("relu2",))
 GELU_TANH = ActivationKey(
     "hidden_activation",
     ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"),

@@ -10,6 +10,7 @@ from paged_backend.checkpoint.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_INNER_S
 from paged_backend.checkpoint.mixers import Mamba2Shape
 from paged_backend.values.validation import shorten
 
+_INFINITY = {"__float__": "Infinity"}  # as transformers 5 writes it into config.json
 _OLDER_KINDS = {"mamba": LINEAR, "attention": FULL}
 
 
@@ -72,10 +73,11 @@ def _time_step_limit(config: ConfigFile) -> tuple[float, float]:
     limits = config.value("time_step_limit")
     if limits is None:
         return 0.0, math.inf
-    is_pair = isinstance(limits, list) and len(limits) == 2
-    if not is_pair or not all(type(limit) in (int, float) for limit in limits):
+    numbers = limits if isinstance(limits, list) else []
+    numbers = [math.inf if number == _INFINITY else number for number in numbers]
+    if len(numbers) != 2 or not all(type(number) in (int, float) for number in numbers):
         raise config.error("time_step_limit", f"must be two numbers, got {shorten(limits)}")
-    low, high = limits
+    low, high = numbers
     if not 0 <= low <= high:
         raise config.error("time_step_limit", f"must be 0 or more, in order; got {shorten(limits)}")
     return float(low), float(high)
