@@ -95,6 +95,34 @@ _DELTA = {
 }
 
 
+# Two groups of heads; the values have another size than the hidden states.
+_MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "pad_token_id": 0,
+    "time_step_limit": [0.1, 1.5],
+}
+_FALCON_H1 = {
+    "attention_in_multiplier": 0.9,
+    "attention_out_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "key_multiplier": 0.6,
+    "lm_head_multiplier": 0.5,
+    "mlp_multipliers": [0.8, 1.2],
+    "ssm_in_multiplier": 1.1,
+    "ssm_multipliers": [0.8, 1.3, 0.7, 1.2, 0.9],
+    "ssm_out_multiplier": 0.6,
+}
+_HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], **_MAMBA2}
+_LFM2 = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "norm_eps": 2e-3,
+    "pad_token_id": 0,
+}
+
+
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama2": _heads(4, 4, model_type="llama"),
     "llama3": _heads(8, 2, model_type="llama", head_dim=16, rope_parameters=_LLAMA3_ROPE),
@@ -189,6 +217,46 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     ),
     "qwen3.5": _heads(4, 2, model_type="qwen3_5_text", head_dim=16, **_DELTA),
     "qwen3.5-moe": _heads(4, 2, model_type="qwen3_5_moe_text", head_dim=16, **_DELTA, **_EXPERTS),
+    "lfm2": _heads(
+        4, 2, model_type="lfm2", block_multiple_of=16, block_ffn_dim_multiplier=1.3, **_LFM2
+    ),
+    "lfm2-bias": _heads(
+        4, 2, model_type="lfm2", block_auto_adjust_ff_dim=False, conv_bias=True, **_LFM2
+    ),
+    "lfm2-moe": _heads(
+        4,
+        2,
+        model_type="lfm2_moe",
+        num_dense_layers=1,
+        routed_scaling_factor=1.7,
+        **_LFM2,
+        **_EXPERTS,
+    ),
+    "bamba": _heads(4, 2, model_type="bamba", attn_layer_indices=[1], **_MAMBA2),
+    "falcon-h1": _heads(4, 2, model_type="falcon_h1", mamba_d_ssm=128, **_FALCON_H1, **_MAMBA2),
+    "falcon-h1-norm": _heads(
+        4,
+        2,
+        model_type="falcon_h1",
+        mamba_d_ssm=None,
+        mamba_rms_norm=True,
+        attention_bias=True,
+        projectors_bias=True,
+        **_MAMBA2,
+    ),
+    "nemotron-h": _heads(
+        4,
+        2,
+        model_type="nemotron_h",
+        head_dim=16,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+        layer_norm_epsilon=2e-3,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        n_groups=2,
+        ssm_state_size=24,
+        pad_token_id=0,
+    ),
     "glm4": _heads(4, 2, model_type="glm4", head_dim=32, pad_token_id=0),
     "granite": _heads(
         4,
@@ -198,6 +266,28 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         residual_multiplier=0.4,
         attention_multiplier=0.1,
         logits_scaling=2.5,
+    ),
+    "granite-hybrid": _heads(
+        4,
+        2,
+        model_type="granitemoehybrid",
+        num_local_experts=0,
+        shared_intermediate_size=80,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=2.5,
+        **_HYBRID,
+    ),
+    "granite-hybrid-rope": _heads(
+        4,
+        2,
+        model_type="granitemoehybrid",
+        num_local_experts=0,
+        position_embedding_type="rope",
+        mamba_conv_bias=False,
+        mamba_proj_bias=True,
+        **{**_HYBRID, "mamba_n_groups": 1},
     ),
     "ministral": _heads(
         4,
@@ -297,14 +387,16 @@ def make_checkpoint(
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", "layernorm.weight", "norm_f.weight")):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):
                 parameter.normal_()
+            elif name.endswith((".D", ".dt_bias", ".A_log")):
+                parameter.normal_(0, 0.7)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0, 0.2)
     torch.set_rng_state(state)
     model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -92,6 +92,16 @@ class ConfigFile:
         """Return a copy in which keys that are not in the file, not even as null, have values."""
         return ConfigFile(values | self._values, self._origin)
 
+    def replaced(self, **values: Any) -> ConfigFile:
+        """Return a copy in which keys have the given values."""
+        return ConfigFile(self._values | values, self._origin)
+
+    def renamed(self, **names: str) -> ConfigFile:
+        """Return a copy in which keys have other names, given by their names in the file."""
+        values = {key: value for key, value in self._values.items() if key not in names}
+        values |= {names[key]: value for key, value in self._values.items() if key in names}
+        return ConfigFile(values, self._origin)
+
     def _checked(self, key: str, rule: Rule, default: object) -> Any:
         value = self.value(key)
         if value is None:

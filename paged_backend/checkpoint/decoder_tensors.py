@@ -22,7 +22,7 @@ def decoder_tensors(shape: ModelShape) -> Tensors:
     if stage.is_last and shape.has_classifier:
         tensors["score.weight"] = TensorSpec((1, shape.hidden_size), Role.HEAD)
     if stage.is_last:
-        tensors["model.norm.weight"] = _norm(shape, shape.hidden_size)
+        tensors[f"model.{shape.variant.names.final_norm}.weight"] = _norm(shape, shape.hidden_size)
     for index in stage.layers:
         for name, spec in _layer_tensors(shape, index):
             tensors[f"model.layers.{index}.{name}"] = spec
@@ -34,9 +34,13 @@ def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorS
     for norm in shape.variant.norms.names:
         yield f"{norm}.weight", _norm(shape, hidden)
     mixer = shape.variant.state_mixer_of(index)
-    module = "self_attn" if mixer is None else mixer.name
-    for name, spec in _attention_tensors(shape) if mixer is None else mixer.tensors():
-        yield f"{module}.{name}", spec
+    if mixer is not None:
+        yield from ((f"{mixer.name}.{name}", spec) for name, spec in mixer.tensors())
+    if shape.variant.has_attention(index):
+        module = shape.variant.names.attention
+        yield from ((f"{module}.{name}", spec) for name, spec in _attention_tensors(shape))
+    if not shape.variant.has_mlp(index):
+        return
     moe = shape.moe_of(index)
     yield from _mlp_tensors(shape) if moe is None else moe_tensors(moe)
 
@@ -51,7 +55,7 @@ def _attention_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
         sections = shape.attention_sections if shape.variant.fused_qkv else ()
         yield from linear_tensors(name, hidden, size, biases.qkv, 0, sections)
     query = shape.num_heads * shape.head_dim
-    yield from linear_tensors("o_proj", query, hidden, biases.output, shard=1)
+    yield from linear_tensors(shape.variant.names.output, query, hidden, biases.output, shard=1)
     shard = 0 if shape.variant.qk_norm is QKNormScope.TOKEN else None
     for name, size in shape.qk_norm_sizes.items():
         yield f"{name}.weight", _norm(shape, size, shard)
@@ -61,10 +65,11 @@ def _attention_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
 
 def _mlp_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
     hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.variant.biases.mlp
+    names = shape.variant.names
     for name, size in shape.mlp_parts.items():
         sections = (inner, inner) if shape.variant.fused_gate_up else ()
-        yield from linear_tensors(f"mlp.{name}", hidden, size, bias, 0, sections)
-    yield from linear_tensors("mlp.down_proj", inner, hidden, bias, shard=1)
+        yield from linear_tensors(f"{names.mlp}.{name}", hidden, size, bias, 0, sections)
+    yield from linear_tensors(f"{names.mlp}.{names.down}", inner, hidden, bias, shard=1)
 
 
 def _norm(shape: ModelShape, size: int, shard: int | None = None) -> TensorSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -105,6 +106,11 @@ class ShortConvShape:
         """The numbers of a state in the model's dtype, and those in float32."""
         return self.hidden_size * (self.width - 1), 0
 
+    @property
+    def values_size(self) -> int:
+        """The size of a row that the last linear layer reads."""
+        return self.hidden_size
+
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield the tensors of the module, by name in it."""
         hidden = self.hidden_size
@@ -115,5 +121,81 @@ class ShortConvShape:
             yield "conv.bias", TensorSpec((hidden,), Role.BIAS)
 
 
-StateMixer = DeltaShape | ShortConvShape
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Shape:
+    """A state space with one decay for each head, after a short convolution (Mamba-2).
+
+    Attributes:
+        name: the name of the module in a layer.
+        hidden_size: size of a row.
+        num_heads: heads of values.
+        head_dim: size of a head.
+        num_groups: groups of heads that share the vectors B and C.
+        state_dim: size of these vectors.
+        width: rows that the convolution sees, its own included.
+        in_bias: whether the first linear layer has a bias.
+        out_bias: whether the last one has.
+        conv_bias: whether the convolution has.
+        dt_limits: the smallest and the largest time step.
+        normed: whether the result has a norm for each group of heads.
+        norm_before_gate: whether the norm is computed before the gates multiply.
+        factors: on the gates, values, B, C and time steps that the first linear layer computes;
+            empty for none.
+    """
+
+    name: str = "mamba"
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    width: int
+    in_bias: bool = False
+    out_bias: bool = False
+    conv_bias: bool = True
+    dt_limits: tuple[float, float] = (0.0, math.inf)
+    normed: bool = True
+    norm_before_gate: bool = False
+    factors: tuple[float, ...] = ()
+
+    @property
+    def kept_numbers(self) -> tuple[int, int]:
+        """The numbers of a state in the model's dtype, and those in float32."""
+        return self.channels * (self.width - 1), self.values_size * self.state_dim
+
+    @property
+    def values_size(self) -> int:
+        """The size of all values of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def groups_size(self) -> int:
+        """The size of the vectors B, or C, of all groups."""
+        return self.num_groups * self.state_dim
+
+    @property
+    def channels(self) -> int:
+        """The numbers of a token that are convolved: values, B and C."""
+        return self.values_size + 2 * self.groups_size
+
+    @property
+    def sections(self) -> tuple[int, int, int]:
+        """The sizes of the gates, of what is convolved, and of the time steps."""
+        return self.values_size, self.channels, self.num_heads
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Yield the tensors of the module, by name in it."""
+        hidden, values = self.hidden_size, self.values_size
+        yield from linear_tensors("in_proj", hidden, sum(self.sections), self.in_bias, 0)
+        yield from linear_tensors("out_proj", values, hidden, self.out_bias, 1)
+        yield "conv1d.weight", TensorSpec((self.channels, 1, self.width), Role.CONVOLUTION)
+        if self.conv_bias:
+            yield "conv1d.bias", TensorSpec((self.channels,), Role.BIAS)
+        for name in ("A_log", "D", "dt_bias"):
+            yield name, TensorSpec((self.num_heads,), Role.DECAY)
+        if self.normed:
+            yield "norm.weight", TensorSpec((values,), Role.NORM)
+
+
+StateMixer = DeltaShape | Mamba2Shape | ShortConvShape
 """What a layer has in place of attention."""

@@ -44,6 +44,7 @@ class Routing:
         num_experts_per_tok: the number of chosen experts.
         scoring: computes their weights.
         norm_topk_prob: whether the weights are divided by their sum.
+        norm_offset: added to this sum.
         scale: factor on the weights, after that.
         biased: whether the router has a bias for each expert, which is added to scores only.
         groups: None if a row chooses among all experts.
@@ -52,6 +53,7 @@ class Routing:
     num_experts_per_tok: int
     scoring: Scoring = Scoring.SOFTMAX
     norm_topk_prob: bool = False
+    norm_offset: float = 0.0
     scale: float = 1.0
     biased: bool = False
     groups: ExpertGroups | None = None
@@ -85,7 +87,7 @@ class ExpertNames:
         up: its up projection.
         down: its down projection.
         shared: the shared expert.
-        bias: the biases of the scores of experts, in the router.
+        bias: the biases of the scores of experts.
         fused: whether one tensor holds a projection of all experts: ``gate_up_proj``
             [num_experts, hidden_size, 2 * intermediate_size] with gate and up in turns, and
             ``down_proj`` [num_experts, intermediate_size, hidden_size].
@@ -97,13 +99,14 @@ class ExpertNames:
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "shared_expert"
-    bias: str = "e_score_correction_bias"
+    bias: str = "gate.e_score_correction_bias"
     fused: bool = False
 
 
 QWEN_NAMES = ExpertNames()
 MIXTRAL_NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
 DEEPSEEK_NAMES = ExpertNames(shared="shared_experts")
+LFM2_NAMES = ExpertNames("feed_forward", gate="w1", up="w3", down="w2", bias="expert_bias")
 GPT_OSS_NAMES = ExpertNames(router="router", fused=True)
 
 

@@ -9,6 +9,7 @@ from paged_backend.checkpoint.limits import MAX_EXPERTS, MAX_INNER_SIZE
 from paged_backend.checkpoint.moe import (
     DEEPSEEK_NAMES,
     GPT_OSS_NAMES,
+    LFM2_NAMES,
     MIXTRAL_NAMES,
     ExpertGroups,
     ExpertNames,
@@ -111,6 +112,29 @@ def read_deepseek_v3(config: ConfigFile) -> MoeShape:
     normed = config.flag("norm_topk_prob", True)
     routing = Routing(_num_chosen(config, groups), Scoring.SIGMOID, normed, groups=groups)
     return _deepseek(config, replace(routing, biased=True))
+
+
+def read_lfm2_moe(config: ConfigFile) -> MoeShape:
+    """Read the layers of LFM2 with experts.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    routing = Routing(
+        _num_experts_per_tok(config, _num_experts(config)),
+        Scoring.SIGMOID,
+        norm_topk_prob=config.flag("norm_topk_prob", True),
+        norm_offset=1e-6,
+        scale=config.number("routed_scaling_factor", 1.0),
+        biased=config.flag("use_expert_bias", True),
+    )
+    return MoeShape(
+        hidden_size=config.integer("hidden_size"),
+        num_experts=_num_experts(config),
+        intermediate_size=config.integer("moe_intermediate_size"),
+        routing=routing,
+        names=LFM2_NAMES,
+    )
 
 
 def _deepseek(config: ConfigFile, routing: Routing) -> MoeShape:

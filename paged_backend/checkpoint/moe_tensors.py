@@ -17,7 +17,7 @@ def moe_tensors(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
     if moe.bias:
         yield f"{router}.bias", TensorSpec((moe.num_experts,), Role.BIAS)
     if moe.routing.biased:
-        yield f"{router}.{moe.names.bias}", TensorSpec((moe.num_experts,), Role.BIAS)
+        yield f"{module}.{moe.names.bias}", TensorSpec((moe.num_experts,), Role.BIAS)
     experts = _fused_experts(moe) if moe.names.fused else _separate_experts(moe)
     for name, spec in experts:
         yield f"{module}.experts.{name}", spec

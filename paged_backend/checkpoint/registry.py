@@ -7,15 +7,18 @@ from dataclasses import dataclass, replace
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.decoder_tensors import decoder_tensors
+from paged_backend.checkpoint.families.bamba import bamba, falcon_h1
 from paged_backend.checkpoint.families.deepseek import deepseek_v2, deepseek_v3, glm4_moe_lite
 from paged_backend.checkpoint.families.gemma import gemma2, gemma3
 from paged_backend.checkpoint.families.glm4 import glm4
 from paged_backend.checkpoint.families.gpt_oss import gpt_oss
-from paged_backend.checkpoint.families.granite import granite
-from paged_backend.checkpoint.families.keys import GELU_TANH, SILU, ActivationKey
+from paged_backend.checkpoint.families.granite import granite, granite_hybrid
+from paged_backend.checkpoint.families.keys import GELU_TANH, RELU2, SILU, ActivationKey
+from paged_backend.checkpoint.families.lfm2 import lfm2, lfm2_moe
 from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
 from paged_backend.checkpoint.families.minicpm3 import minicpm3
 from paged_backend.checkpoint.families.ministral import ministral, ministral3
+from paged_backend.checkpoint.families.nemotron_h import nemotron_h
 from paged_backend.checkpoint.families.olmo import olmo2, olmo3, olmoe
 from paged_backend.checkpoint.families.phi3 import phi3
 from paged_backend.checkpoint.families.qwen import (
@@ -75,6 +78,8 @@ ARCHITECTURES = {
     "MinistralForCausalLM": Architecture(ministral),
     "MixtralForCausalLM": Architecture(mixtral),
     "Ministral3ForCausalLM": Architecture(ministral3, head_dim=128),
+    "BambaForCausalLM": Architecture(bamba),
+    "FalconH1ForCausalLM": Architecture(falcon_h1),
     "Qwen2ForCausalLM": Architecture(qwen2),
     "Qwen3ForCausalLM": Architecture(qwen3, head_dim=128),
     "Qwen2MoeForCausalLM": Architecture(qwen2_moe),
@@ -91,6 +96,10 @@ ARCHITECTURES = {
     "Glm4ForCausalLM": Architecture(glm4, head_dim=128),
     "GptOssForCausalLM": Architecture(gpt_oss, head_dim=64),
     "GraniteForCausalLM": Architecture(granite),
+    "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid),
+    "Lfm2ForCausalLM": Architecture(lfm2, tied_embeddings=True),
+    "Lfm2MoeForCausalLM": Architecture(lfm2_moe, tied_embeddings=True),
+    "NemotronHForCausalLM": Architecture(nemotron_h, head_dim=128, activation=RELU2),
     "Olmo2ForCausalLM": Architecture(olmo2),
     "Olmo3ForCausalLM": Architecture(olmo3),
     "OlmoeForCausalLM": Architecture(olmoe),

@@ -48,6 +48,35 @@ class LayerNorms:
         return [name for name in norms if name is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleNames:
+    """The checkpoint's names of modules; those of layers are relative to a layer.
+
+    Attributes:
+        attention: the attention.
+        output: the last linear layer of attention, there.
+        q_norm: the norm of queries, there.
+        k_norm: the norm of keys, there.
+        mlp: the MLP.
+        gate: its gate projection.
+        up: its up projection.
+        gate_up: both of these where one weight has them.
+        down: its down projection.
+        final_norm: the norm after the last layer, in ``model``.
+    """
+
+    attention: str = "self_attn"
+    output: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    mlp: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    gate_up: str = "gate_up_proj"
+    down: str = "down_proj"
+    final_norm: str = "norm"
+
+
 class QKNormScope(Enum):
     """The numbers that share an RMS norm of the queries, or of the keys."""
 
@@ -88,6 +117,27 @@ class QueryGrowth:
     period: int
 
 
+@dataclass(frozen=True, slots=True)
+class LayerFactors:
+    """Factors on inputs and outputs of the parts of a layer (Falcon-H1).
+
+    Attributes:
+        attention_input: on what attention reads, if it is beside a module with a state.
+        attention_output: on the output of this attention.
+        state_input: on what that module reads.
+        state_output: on its output.
+        mlp_gate: on the gate of the MLP, before the activation.
+        mlp_output: on the output of the MLP.
+    """
+
+    attention_input: float = 1.0
+    attention_output: float = 1.0
+    state_input: float = 1.0
+    state_output: float = 1.0
+    mlp_gate: float = 1.0
+    mlp_output: float = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """Everything but sizes in which decoders differ; the defaults are Llama's.
@@ -96,6 +146,7 @@ class Variant:
         biases: the linear layers that have a bias.
         windows: window of each layer; empty if no layer has a window.
         norms: the norms of each layer.
+        names: the names of modules.
         unit_offset: the weights of norms are stored minus 1.
         qk_norm: the norm of queries and keys; None for no norm.
         activation: activation of the MLP.
@@ -113,8 +164,13 @@ class Variant:
         logits_softcap: logits become cap * tanh(logit / cap), after the factor; None for no limit.
         moe: the mixture-of-experts layers in place of MLPs; None if there are none.
         moe_layers: whether each layer is one of these; empty if all are.
-        state_mixers: what each layer has in place of attention, None for attention; empty if all
-            layers have attention.
+        state_mixers: what each layer has in place of attention or beside it, None for attention
+            only; empty if all layers have attention only.
+        parallel_mixers: a layer with one of these has attention, too, and their sum counts.
+        factors: factors on inputs and outputs of the parts of a layer.
+        only_mlp: whether each layer is only an MLP, and all others have none; empty if all layers
+            have both attention, or what is in its place, and an MLP.
+        plain_mlp: the MLP has no gate: down(max(up(x), 0) ** 2).
         gated_attention: the rows of ``q_proj`` are, for each head, its query and a gate, and the
             result of attention is multiplied by the sigmoid of the gates.
         unused_layers: layers of the checkpoint after the last one, which predict more tokens of a
@@ -124,6 +180,7 @@ class Variant:
     biases: Biases = Biases()
     windows: Windows = ()
     norms: LayerNorms = LayerNorms()
+    names: ModuleNames = ModuleNames()
     unit_offset: bool = False
     qk_norm: QKNormScope | None = None
     activation: Activation = Activation.SILU
@@ -142,13 +199,26 @@ class Variant:
     moe: MoeShape | None = None
     moe_layers: tuple[bool, ...] = ()
     state_mixers: tuple[StateMixer | None, ...] = ()
+    parallel_mixers: bool = False
+    factors: LayerFactors = LayerFactors()
+    only_mlp: tuple[bool, ...] = ()
+    plain_mlp: bool = False
     gated_attention: bool = False
+    unused_layers: int = 0
 
     def state_mixer_of(self, layer: int) -> StateMixer | None:
-        """Return what a layer has in place of attention; None for attention."""
+        """Return what a layer has in place of attention or beside it; None for attention only."""
         return self.state_mixers[layer] if self.state_mixers else None
 
-    unused_layers: int = 0
+    def has_attention(self, layer: int) -> bool:
+        """Return whether a layer has attention."""
+        if self.only_mlp and self.only_mlp[layer]:
+            return False
+        return self.parallel_mixers or self.state_mixer_of(layer) is None
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has an MLP, or experts."""
+        return not self.only_mlp or self.only_mlp[layer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,10 +267,8 @@ class ModelShape:
     @property
     def attention_windows(self) -> Windows:
         """The windows of the layers that have attention."""
-        if not self.variant.state_mixers:
-            return self.windows
-        pairs = zip(self.windows, self.variant.state_mixers, strict=True)
-        return tuple(window for window, mixer in pairs if mixer is None)
+        windows = enumerate(self.windows)
+        return tuple(window for layer, window in windows if self.variant.has_attention(layer))
 
     @property
     def moe(self) -> MoeShape | None:
@@ -231,11 +299,13 @@ class ModelShape:
 
     @property
     def mlp_parts(self) -> dict[str, int]:
-        """The checkpoint's names of the weights of gate and up, and their sizes."""
+        """The checkpoint's names of the weights that an MLP's input is read by, and their sizes."""
         inner = self.intermediate_size
         if self.variant.fused_gate_up:
-            return {"gate_up_proj": 2 * inner}
-        return {"gate_proj": inner, "up_proj": inner}
+            return {self.variant.names.gate_up: 2 * inner}
+        if self.variant.plain_mlp:
+            return {self.variant.names.up: inner}
+        return {self.variant.names.gate: inner, self.variant.names.up: inner}
 
     @property
     def qk_norm_sizes(self) -> dict[str, int]:
@@ -247,4 +317,5 @@ class ModelShape:
                 heads = 1, 1
             case QKNormScope.TOKEN:
                 heads = self.num_heads, self.num_kv_heads
-        return {"q_norm": heads[0] * self.head_dim, "k_norm": heads[1] * self.head_dim}
+        names = self.variant.names
+        return {names.q_norm: heads[0] * self.head_dim, names.k_norm: heads[1] * self.head_dim}

@@ -9,6 +9,8 @@ from collections.abc import Container
 _IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
 # How names begin in checkpoints that leave out the prefix.
 _BASE_NAMES = "embed_tokens.", "layers.", "norm."
+# Other prefixes, of Nemotron-H.
+_OTHER_PREFIXES = {"backbone.embeddings.": "model.embed_tokens.", "backbone.": "model."}
 _QUERY_SCALES = re.compile(
     r".*\.self_attn\.(?:q_proj\.(?:output|q)_scale|(?:attn\.)?(?:q|prob|prob_output)_scale|q\.scale)"
 )
@@ -30,6 +32,9 @@ def usual_name(name: str) -> str:
     """Return a tensor's name with the prefix ``model.``, added if it is missing.
 
     Checkpoints of models without an output layer leave the prefix out."""
+    for prefix, usual in _OTHER_PREFIXES.items():
+        if name.startswith(prefix):
+            return usual + name[len(prefix) :]
     return f"model.{name}" if name.startswith(_BASE_NAMES) else name
 
 

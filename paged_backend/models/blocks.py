@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import relu, silu
 
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.shape import QKNormScope
@@ -27,7 +28,6 @@ class Attention:
         kernels: the platform.
     """
 
-    name = "self_attn"
     kept_state = None
 
     def __init__(
@@ -38,7 +38,8 @@ class Attention:
         cos_sin_cache: Tensor,
         kernels: Kernels,
     ) -> None:
-        variant, prefix = config.variant, f"{layer_name}.{self.name}"
+        variant, self.name = config.variant, config.variant.names.attention
+        prefix = f"{layer_name}.{self.name}"
         sizes = config.num_heads, config.num_kv_heads, config.head_dim
         self._norms = NormWeights(kernels, unit_offset=variant.unit_offset)
         self._head_norm = self._token_norm = None
@@ -57,7 +58,8 @@ class Attention:
             softcap=variant.attention_softcap,
             sinks=sinks,
         )
-        self._gated = variant.gated_attention
+        self._is_alone = not variant.parallel_mixers
+        self._gated, self._names = variant.gated_attention, variant.names
         self._head_order = head_order(config.ropes[index], interleaved=variant.rotary.interleaved)
         self._query_size = config.num_heads * config.head_dim
         self._query_scales = _query_scales(config, cos_sin_cache, kernels.dtype)
@@ -68,7 +70,7 @@ class Attention:
         order = row_order(config, config.ropes[index])
         parts = config.attention_parts
         self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv, prefix, order))
-        output = LinearSpec(self._query_size, {"o_proj": hidden}, biases.output, prefix)
+        output = LinearSpec(self._query_size, {variant.names.output: hidden}, biases.output, prefix)
         self.o_proj = kernels.linear(output)
 
     @property
@@ -86,8 +88,8 @@ class Attention:
         parameters = self.qkv_proj.parameters() | self.o_proj.parameters()
         norm = self._head_norm or self._token_norm
         if norm is not None:
-            parameters["q_norm.weight"] = norm.query
-            parameters["k_norm.weight"] = norm.key
+            parameters[f"{self._names.q_norm}.weight"] = norm.query
+            parameters[f"{self._names.k_norm}.weight"] = norm.key
         if self.layer.sinks is not None:
             parameters["sinks"] = self.layer.sinks
         return parameters | self._kv_scales
@@ -100,7 +102,7 @@ class Attention:
         self.qkv_proj.pack()
         self.o_proj.pack()
         k_scale, v_scale = (self._kv_scale(place) for place in self._kv_scales.values())
-        reader = None if self._gated else self.o_proj
+        reader = self.o_proj if self._is_alone and not self._gated else None
         self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale, reader=reader)
 
     def _kv_scale(self, place: StoredTensor) -> Tensor | None:
@@ -148,10 +150,12 @@ class GatedMLP:
 
     def __init__(self, config: ModelConfig, prefix: str, kernels: Kernels) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
-        bias = config.variant.biases.mlp
-        gate_up = LinearSpec(hidden, config.mlp_parts, bias, prefix, gated=True)
+        bias, down = config.variant.biases.mlp, config.variant.names.down
+        self._factors = config.variant.factors
+        gated = self._factors.mlp_gate == 1
+        gate_up = LinearSpec(hidden, config.mlp_parts, bias, prefix, gated=gated)
         self.gate_up_proj = kernels.linear(gate_up)
-        self.down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, bias, prefix))
+        self.down_proj = kernels.linear(LinearSpec(inner, {down: hidden}, bias, prefix))
         self._gated, self._activation = kernels.layers.gated, config.variant.activation
 
     def parameters(self) -> dict[str, Parameter]:
@@ -170,15 +174,54 @@ class GatedMLP:
 
     def activate(self, x: Tensor) -> Tensor:
         """Compute the input of `down_proj`, act(gate(x)) * up(x): [rows, intermediate_size]."""
-        return self._gated(self.gate_up_proj, x, self._activation)
+        if self._factors.mlp_gate == 1:
+            return self._gated(self.gate_up_proj, x, self._activation)
+        gate, up = self.gate_up_proj(x).chunk(2, dim=1)
+        return silu(gate * self._factors.mlp_gate) * up
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
-        return self.down_proj(self.activate(x))
+        output = self.down_proj(self.activate(x))
+        return output if self._factors.mlp_output == 1 else output * self._factors.mlp_output
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)` to `out` [rows, hidden_size] in place."""
-        self.down_proj.add_to(out, self.activate(x))
+        if self._factors.mlp_output == 1:
+            self.down_proj.add_to(out, self.activate(x))
+        else:
+            out += self(x)
+
+
+class PlainMLP:
+    """down(max(up(x), 0) ** 2), an MLP without a gate (Nemotron-H)."""
+
+    def __init__(self, config: ModelConfig, prefix: str, kernels: Kernels) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        bias, down = config.variant.biases.mlp, config.variant.names.down
+        self.up_proj = kernels.linear(LinearSpec(hidden, config.mlp_parts, bias, prefix))
+        self.down_proj = kernels.linear(LinearSpec(inner, {down: hidden}, bias, prefix))
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name relative to the module."""
+        return self.up_proj.parameters() | self.down_proj.parameters()
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        self.up_proj.pack()
+        self.down_proj.pack()
+
+    @property
+    def reader(self) -> LinearMethod:
+        """The layer that alone reads the input."""
+        return self.up_proj
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
+        return self.down_proj(relu(self.up_proj(x)).square_())
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)` to `out` [rows, hidden_size] in place."""
+        self.down_proj.add_to(out, relu(self.up_proj(x)).square_())
 
 
 def prefixed(prefix: str, parameters: dict[str, Parameter]) -> dict[str, Parameter]:

@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.mixers import DeltaShape, ShortConvShape
+from paged_backend.checkpoint.mixers import DeltaShape, Mamba2Shape, ShortConvShape
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
-from paged_backend.models.blocks import Attention, GatedMLP, prefixed
+from paged_backend.models.blocks import Attention, GatedMLP, PlainMLP, prefixed
 from paged_backend.models.classifier import Classifier
 from paged_backend.models.delta import GatedDelta
 from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
-from paged_backend.models.mixer import Mixer
+from paged_backend.models.mamba2 import Mamba2
+from paged_backend.models.mixer import Mixer, Mixing
 from paged_backend.models.moe import MoeMLP
+from paged_backend.models.parallel_mixers import ParallelMixers
 from paged_backend.models.short_conv import ShortConv
 from paged_backend.models.states import StateLayer
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a layer; its output is added to the hidden states.
+
+    Attributes:
+        norm: the weight of the norm that it begins with; None for no norm.
+        mixing: mixes tokens; None for a part that computes each row for itself.
+        output: computes the output from the norm, or from what `mixing` returns.
+        reader: the layer that alone reads the norm, if there is only one.
+        output_norm: the weight of the norm of the output; None for no norm.
+    """
+
+    norm: Tensor | None
+    mixing: Mixing | None
+    output: RowFunction
+    reader: LinearMethod | None
+    output_norm: Tensor | None
 
 
 class DecoderLayer:
     """The weights of one layer.
 
     Attributes:
-        mixer: the attention, or what is in its place.
-        mlp: the MLP, or the experts in its place.
+        mixing: the attention, or what is in its place; None for a layer without.
+        mlp: the MLP, or the experts in its place; None for a layer without.
         norms: the weights of the norms by their names in the checkpoint.
     """
 
@@ -39,30 +61,42 @@ class DecoderLayer:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
         names = config.variant.norms.names
         self.norms = {name: self._norm_weights.empty(config.hidden_size) for name in names}
-        self.mixer = _make_mixer(config, index, prefix, cos_sin_cache, kernels)
-        moe = config.moe_of(index)
-        self._mlp_name = "mlp" if moe is None else moe.names.module
-        self.mlp: GatedMLP | MoeMLP
-        if moe is None:
-            self.mlp = GatedMLP(config, f"{prefix}.mlp", kernels)
-        else:
-            self.mlp = MoeMLP(moe, f"{prefix}.{self._mlp_name}", kernels)
+        self._mixers = _make_mixers(config, index, prefix, cos_sin_cache, kernels)
+        self.mixing = _in_parallel(config, index, self._mixers)
+        moe, self._names = config.moe_of(index), config.variant.norms
+        self._mlp_name = config.variant.names.mlp if moe is None else moe.names.module
+        self.mlp = _make_mlp(config, index, f"{prefix}.{self._mlp_name}", kernels)
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to the layer."""
+        parameters: dict[str, Parameter] = {}
+        for mixer in self._mixers:
+            parameters |= prefixed(mixer.name, mixer.parameters())
         return {
             **{f"{name}.weight": weight for name, weight in self.norms.items()},
-            **prefixed(self.mixer.name, self.mixer.parameters()),
-            **prefixed(self._mlp_name, self.mlp.parameters()),
+            **parameters,
+            **prefixed(self._mlp_name, {} if self.mlp is None else self.mlp.parameters()),
         }
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
         self._norm_weights.pack()
-        self.mixer.pack()
-        self.mlp.pack()
+        for mixer in self._mixers:
+            mixer.pack()
+        if self.mlp is not None:
+            self.mlp.pack()
 
-    def norm(self, name: str | None) -> Tensor | None:
+    def parts(self) -> Iterator[Part]:
+        """Yield the parts in the order in which they are computed, after `pack`."""
+        names, mixing, mlp = self._names, self.mixing, self.mlp
+        if mixing is not None:
+            norms = self._norm(names.attention_input), self._norm(names.attention_output)
+            yield Part(norms[0], mixing, mixing.o_proj, mixing.reader, norms[1])
+        if mlp is not None:
+            norms = self._norm(names.mlp_input), self._norm(names.mlp_output)
+            yield Part(norms[0], None, mlp, mlp.reader, norms[1])
+
+    def _norm(self, name: str | None) -> Tensor | None:
         """Return the weight of a norm; None if the name is."""
         return None if name is None else self.norms[name]
 
@@ -107,22 +141,28 @@ class Decoder:
             )
 
     @property
+    def _mixings(self) -> Iterator[Mixing]:
+        layers = (layer.mixing for layer in self._layers.values())
+        return (mixing for mixing in layers if mixing is not None)
+
+    @property
     def attention_layers(self) -> Sequence[CachedLayer]:
         """The attention layers, in order."""
-        kept = (layer.mixer.kept_tokens for layer in self._layers.values())
+        kept = (mixing.kept_tokens for mixing in self._mixings)
         return [layer for layer in kept if layer is not None]
 
     @property
     def state_layers(self) -> Sequence[StateLayer]:
         """The layers that keep a state for each sequence, in order."""
-        kept = (layer.mixer.kept_state for layer in self._layers.values())
+        kept = (mixing.kept_state for mixing in self._mixings)
         return [layer for layer in kept if layer is not None]
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         parameters: dict[str, Parameter] = {}
         if self._norm is not None:
-            parameters["model.norm.weight"] = self._norm
+            name = self.config.variant.names.final_norm
+            parameters[f"model.{name}.weight"] = self._norm
         if self._lm_head is not None:
             parameters |= self._lm_head.parameters()
         if self._embedding is not None:
@@ -137,6 +177,9 @@ class Decoder:
         """Bring the filled weights into the form that the platform's kernels read."""
         for layer in self._layers.values():
             layer.pack()
+        self._parts = [part for layer in self._layers.values() for part in layer.parts()]
+        mixing = (number for number, part in enumerate(self._parts) if part.mixing is not None)
+        self._last_mixing = max(mixing, default=0)
         self._norm_weights.pack()
         if self._lm_head is not None:
             self._lm_head.pack()
@@ -162,21 +205,15 @@ class Decoder:
         logits_indices: Tensor | None,
     ) -> Tensor:
         """Run the layers from the first one's input on, see `models.stage_model.Divisible`."""
-        names = self.config.variant.norms
-        layers = list(self._layers.values())
-        nexts: list[tuple[Tensor | None, LinearMethod | None]] = [
-            (layer.norm(names.attention_input), layer.mixer.reader) for layer in layers[1:]
-        ]
-        nexts.append((self._norm, None))
-        x = self._normed(hidden, layers[0].norm(names.attention_input))
-        for layer, next_input in zip(layers, nexts, strict=True):
-            attended = layer.mixer.mix(x, attention, meta)
-            if layer is layers[-1] and logits_indices is not None:  # only these rows matter
-                attended, hidden = attended[logits_indices], hidden[logits_indices]
-            output, mlp_input = layer.norm(names.attention_output), layer.norm(names.mlp_input)
-            o_proj, reader = layer.mixer.o_proj, layer.mlp.reader
-            x = self._add(hidden, o_proj, attended, output, (mlp_input, reader))
-            x = self._add(hidden, layer.mlp, x, layer.norm(names.mlp_output), next_input)
+        parts = self._parts
+        nexts = [*((part.norm, part.reader) for part in parts[1:]), (self._norm, None)]
+        x = self._normed(hidden, parts[0].norm)
+        for number, (part, following) in enumerate(zip(parts, nexts, strict=True)):
+            if part.mixing is not None:
+                x = part.mixing.mix(x, attention, meta)
+            if number == self._last_mixing and logits_indices is not None:  # others are not read
+                x, hidden = x[logits_indices], hidden[logits_indices]
+            x = self._add(hidden, part.output, x, part.output_norm, following)
         return x
 
     @torch.inference_mode()
@@ -235,18 +272,45 @@ class Decoder:
         return self._functions.rms_norm(x, weight, self.config.rms_norm_eps)
 
 
-def _make_mixer(
+def _make_mlp(
+    config: ModelConfig, index: int, prefix: str, kernels: Kernels
+) -> GatedMLP | MoeMLP | PlainMLP | None:
+    """Return the MLP of a layer, or its experts; None for a layer without."""
+    if not config.variant.has_mlp(index):
+        return None
+    moe = config.moe_of(index)
+    if moe is not None:
+        return MoeMLP(moe, prefix, kernels)
+    make = PlainMLP if config.variant.plain_mlp else GatedMLP
+    return make(config, prefix, kernels)
+
+
+def _make_mixers(
     config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
-) -> Mixer:
-    """Return the attention of a layer, or what it has in place of it."""
-    shape = config.variant.state_mixer_of(index)
+) -> list[Mixer]:
+    """Return what a layer has in place of attention or beside it, and then its attention."""
+    mixers: list[Mixer] = []
+    shape, eps = config.variant.state_mixer_of(index), config.rms_norm_eps
     match shape:
         case DeltaShape():
-            return GatedDelta(shape, index, prefix, config.rms_norm_eps, kernels)
+            mixers.append(GatedDelta(shape, index, prefix, eps, kernels))
+        case Mamba2Shape():
+            mixers.append(Mamba2(shape, index, prefix, eps, kernels))
         case ShortConvShape():
-            return ShortConv(shape, index, prefix, kernels)
-    attention = Attention if config.variant.latent is None else LatentAttention
-    return attention(config, index, prefix, cos_sin_cache, kernels)
+            mixers.append(ShortConv(shape, index, prefix, kernels))
+    if config.variant.has_attention(index):
+        attention = Attention if config.variant.latent is None else LatentAttention
+        mixers.append(attention(config, index, prefix, cos_sin_cache, kernels))
+    return mixers
+
+
+def _in_parallel(config: ModelConfig, index: int, mixers: list[Mixer]) -> Mixing | None:
+    """Return one or two modules as one; None for no module."""
+    shape = config.variant.state_mixer_of(index)
+    if shape is None or len(mixers) < 2:
+        return mixers[0] if mixers else None
+    state, attention = mixers
+    return ParallelMixers(state, shape.values_size, attention, config.variant.factors)
 
 
 def _layer(index: int) -> str:

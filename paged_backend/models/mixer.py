@@ -8,21 +8,12 @@ from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
-from paged_backend.models.linear import LinearMethod
+from paged_backend.models.linear import LinearMethod, RowFunction
 from paged_backend.models.states import StateLayer
 
 
-class Mixer(Protocol):
-    """Computes rows of hidden states from those of the same and of earlier tokens.
-
-    The constructor allocates the weights without values. Fill every tensor in `parameters()`, then
-    call `pack` once.
-    """
-
-    @property
-    def name(self) -> str:
-        """The name of the module in a layer of the checkpoint."""
-        ...
+class Mixing(Protocol):
+    """Computes rows of hidden states from those of the same and of earlier tokens."""
 
     @property
     def reader(self) -> LinearMethod | None:
@@ -30,7 +21,7 @@ class Mixer(Protocol):
         ...
 
     @property
-    def o_proj(self) -> LinearMethod:
+    def o_proj(self) -> RowFunction:
         """The last product, which reads what `mix` returns."""
         ...
 
@@ -44,14 +35,6 @@ class Mixer(Protocol):
         """What the layer keeps for each sequence; None if it keeps nothing for sequences."""
         ...
 
-    def parameters(self) -> dict[str, Parameter]:
-        """Return the weight tensors to fill, by checkpoint name relative to the module."""
-        ...
-
-    def pack(self) -> None:
-        """Bring the filled weights into the form that the platform's kernels read."""
-        ...
-
     def mix(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
         """Compute what `o_proj` reads, for `x` [num_tokens, hidden_size].
 
@@ -60,4 +43,25 @@ class Mixer(Protocol):
             backend: keeps what later tokens read.
             meta: the layout of the step.
         """
+        ...
+
+
+class Mixer(Mixing, Protocol):
+    """A module of a layer that mixes tokens.
+
+    The constructor allocates the weights without values. Fill every tensor in `parameters()`, then
+    call `pack` once.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the module in a layer of the checkpoint."""
+        ...
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name relative to the module."""
+        ...
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
         ...

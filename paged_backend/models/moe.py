@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -26,11 +28,13 @@ class Router:
         parts = {moe.names.router: moe.num_experts}
         spec = LinearSpec(moe.hidden_size, parts, moe.bias, prefix, full_precision=True)
         self._linear = kernels.linear(spec)
-        self._routing = moe.routing
+        self._routing = self._chosen = moe.routing
+        if moe.routing.norm_topk_prob and moe.routing.norm_offset:  # we divide, not the platform
+            self._chosen = replace(moe.routing, norm_topk_prob=False, scale=1.0)
         self._bias: dict[str, Tensor] = {}
         if moe.routing.biased:
             bias = torch.empty(moe.num_experts, device=kernels.device)
-            self._bias[f"{moe.names.router}.{moe.names.bias}"] = bias
+            self._bias[moe.names.bias] = bias
         self._choose_experts = kernels.layers.choose_experts
 
     def parameters(self) -> dict[str, Parameter]:
@@ -48,7 +52,11 @@ class Router:
         equal ones, the expert with the lowest id does.
         """
         bias = next(iter(self._bias.values()), None)
-        return self._choose_experts(self._linear(x), self._routing, bias)
+        ids, weights = self._choose_experts(self._linear(x), self._chosen, bias)
+        if self._chosen is not self._routing:
+            sums = weights.sum(1, keepdim=True) + self._routing.norm_offset
+            weights = weights * (self._routing.scale / sums)
+        return ids, weights
 
 
 class SharedExpertMLP:

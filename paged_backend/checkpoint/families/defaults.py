@@ -6,9 +6,13 @@ value is the default of the family's class in transformers. These are the defaul
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.families.granite import granite_hybrid_keys
+from paged_backend.checkpoint.families.lfm2 import lfm2_keys, lfm2_moe_keys
+from paged_backend.checkpoint.families.nemotron_h import nemotron_h_keys
 
 _LATENT: dict[str, Any] = {
     "kv_lora_rank": 512,
@@ -18,6 +22,7 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 128,
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "BambaForCausalLM": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
     "DeepseekV2ForCausalLM": {
         **_LATENT,
         "n_routed_experts": 64,
@@ -34,6 +39,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "routed_scaling_factor": 2.5,
         "topk_group": 4,
+    },
+    "FalconH1ForCausalLM": {
+        "mamba_d_ssm": 1024,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
     },
     "Gemma2ForCausalLM": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Glm4ForCausalLM": {"rms_norm_eps": 0.00000015625},
@@ -52,6 +62,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "v_head_dim": 256,
     },
     "GptOssForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0},
+    "Lfm2ForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
+    "Lfm2MoeForCausalLM": {
+        "moe_intermediate_size": 1792,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+    },
     "Ministral3ForCausalLM": {"rms_norm_eps": 1e-5},
     "MiniCPM3ForCausalLM": {
         "dim_model_base": 256,
@@ -65,6 +83,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "MinistralForCausalLM": {"sliding_window": 4096},
     "MixtralForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
+    "NemotronHForCausalLM": {
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 8,
+        "mamba_n_heads": 128,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+    },
     "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
     "Olmo3ForCausalLM": {"rms_norm_eps": 1e-5},
     "OlmoeForCausalLM": {"rms_norm_eps": 1e-5},
@@ -92,16 +118,25 @@ _ROPES: dict[str, dict[str, Any]] = {
         "llama_4_scaling_beta": 0.1,
     },
 }
+# Families with other names of keys. These functions do not change what they return themselves.
+_USUAL_KEYS: dict[str, Callable[[ConfigFile], ConfigFile]] = {
+    "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
+    "Lfm2ForCausalLM": lfm2_keys,
+    "Lfm2MoeForCausalLM": lfm2_moe_keys,
+    "NemotronHForCausalLM": nemotron_h_keys,
+}
 _ROPE_KEYS = "rope_parameters", "rope_scaling"
 
 
 def with_family_defaults(config: ConfigFile, architecture: str) -> ConfigFile:
-    """Return a config.json with the values of the family where keys are absent.
+    """Return a config.json with the usual names of keys, and the family's values of absent ones.
 
     Args:
         config: the file.
         architecture: a key of `registry.ARCHITECTURES`.
     """
+    if architecture in _USUAL_KEYS:
+        config = _USUAL_KEYS[architecture](config)
     config = config.with_absent(**_DEFAULTS.get(architecture, {}))
     if architecture in _ROPES and all(config.value(key) is None for key in _ROPE_KEYS):
         config = config.with_defaults(rope_parameters=_ROPES[architecture])

@@ -1,10 +1,18 @@
-"""Granite: Llama with factors on the embeddings, the scores, the residuals and the logits."""
+"""Granite: Llama with factors on the embeddings, the scores, the residuals and the logits.
+
+Granite 4 has Mamba-2 in place of attention in most layers.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.families.keys import all_biases
-from paged_backend.checkpoint.shape import Variant
+from paged_backend.checkpoint.families.keys import LINEAR, all_biases, attention_biases
+from paged_backend.checkpoint.families.mamba2 import hybrid_kinds, read_mamba2
+from paged_backend.checkpoint.shape import ModuleNames, Rotary, Variant
+
+_HYBRID_NAMES = ModuleNames(mlp="shared_mlp", gate_up="input_linear", down="output_linear")
 
 
 def granite(config: ConfigFile, num_layers: int) -> Variant:
@@ -16,3 +24,26 @@ def granite(config: ConfigFile, num_layers: int) -> Variant:
         attention_scale=config.number("attention_multiplier", 1.0),
         logits_scale=1.0 / config.number("logits_scaling", 1.0),
     )
+
+
+def granite_hybrid(config: ConfigFile, num_layers: int) -> Variant:
+    """Read the variant of a Granite 4 checkpoint without experts."""
+    num_experts = config.integer("num_local_experts", 8, low=0)
+    if num_experts:
+        raise config.error("num_local_experts", f"can only be 0, got {num_experts}")
+    kinds = hybrid_kinds(config, (LINEAR,) * num_layers)
+    shape = read_mamba2(config) if LINEAR in kinds else None
+    is_rotary = config.text("position_embedding_type", "nope", ("rope", "nope")) == "rope"
+    return replace(
+        granite(config, num_layers),
+        biases=attention_biases(config),
+        names=_HYBRID_NAMES,
+        rotary=Rotary() if is_rotary else Rotary((None,) * num_layers),
+        fused_gate_up=True,
+        state_mixers=tuple(shape if kind == LINEAR else None for kind in kinds),
+    )
+
+
+def granite_hybrid_keys(config: ConfigFile) -> ConfigFile:
+    """Return a config.json of Granite 4 with the usual name for the size of its MLPs."""
+    return config.replaced(intermediate_size=config.integer("shared_intermediate_size", 1024))

@@ -10,6 +10,7 @@ from paged_backend.checkpoint.shape import Biases, Rotary, Windows
 from paged_backend.values.validation import shorten
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+CONVOLUTION = "conv"
 
 
 class ActivationKey(NamedTuple):
@@ -27,6 +28,7 @@ class ActivationKey(NamedTuple):
 
 
 SILU = ActivationKey("hidden_act", ("silu", "swish"))
+RELU2 = ActivationKey("mlp_hidden_act", ("relu2",))
 GELU_TANH = ActivationKey(
     "hidden_activation",
     ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"),
