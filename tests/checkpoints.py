@@ -65,6 +65,36 @@ _MIXED = {
 }
 
 
+_LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+    "tie_word_embeddings": False,
+}
+_GROUPS = {
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+}
+_DEEPSEEK_ROPE = {**_YARN_ROPE, "mscale": 0.8, "mscale_all_dim": 0.6}
+
+
+# One key head for two value heads; the values of a head are longer than its keys.
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+
+
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama2": _heads(4, 4, model_type="llama"),
     "llama3": _heads(8, 2, model_type="llama", head_dim=16, rope_parameters=_LLAMA3_ROPE),
@@ -122,6 +152,43 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "olmoe": _heads(4, 2, model_type="olmoe", **_EXPERTS),
     "qwen2-moe": _heads(4, 2, model_type="qwen2_moe", mlp_only_layers=[1], **_EXPERTS),
     "qwen3-moe": _heads(4, 2, model_type="qwen3_moe", head_dim=16, norm_topk_prob=True, **_EXPERTS),
+    "deepseek-v2": _heads(
+        4,
+        4,
+        model_type="deepseek_v2",
+        topk_method="group_limited_greedy",
+        first_k_dense_replace=1,
+        rope_parameters=_DEEPSEEK_ROPE,
+        **_LATENT,
+        **_GROUPS,
+    ),
+    "deepseek-v2-lite": _heads(
+        4, 4, model_type="deepseek_v2", **{**_LATENT, **_GROUPS, "q_lora_rank": None}
+    ),
+    "deepseek-v3": _heads(
+        8,
+        8,
+        model_type="deepseek_v3",
+        first_k_dense_replace=1,
+        attention_bias=True,
+        rope_parameters=_DEEPSEEK_ROPE,
+        **_LATENT,
+        **_GROUPS,
+    ),
+    "glm4-moe-lite": _heads(4, 4, model_type="glm4_moe_lite", **_LATENT, **_GROUPS),
+    "minicpm3": _heads(
+        4,
+        4,
+        model_type="minicpm3",
+        dim_model_base=32,
+        scale_emb=3.0,
+        **{**_LATENT, "tie_word_embeddings": True},
+    ),
+    "qwen3-next": _heads(
+        4, 2, model_type="qwen3_next", head_dim=16, mlp_only_layers=[1], **_DELTA, **_EXPERTS
+    ),
+    "qwen3.5": _heads(4, 2, model_type="qwen3_5_text", head_dim=16, **_DELTA),
+    "qwen3.5-moe": _heads(4, 2, model_type="qwen3_5_moe_text", head_dim=16, **_DELTA, **_EXPERTS),
     "glm4": _heads(4, 2, model_type="glm4", head_dim=32, pad_token_id=0),
     "granite": _heads(
         4,
@@ -172,7 +239,6 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 }
 FAMILIES = tuple(_FAMILIES)
 
-_LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
 # Models that transformers computes, by their types; with what differs from `_SIZES`.
 _FALLBACKS: dict[str, dict[str, Any]] = {
     "afmoe": {**_EXPERTS, **_HEADS},
@@ -182,8 +248,6 @@ _FALLBACKS: dict[str, dict[str, Any]] = {
     "cohere": {},
     "cohere2": _MIXED,
     "cwm": {**_HEADS, **_MIXED},
-    "deepseek_v2": {**_EXPERTS, **_LATENT, "qk_nope_head_dim": 8, "v_head_dim": 16, "head_dim": 8},
-    "deepseek_v3": {**_EXPERTS, **_LATENT, "qk_nope_head_dim": 8, "v_head_dim": 16},
     "ernie4_5": _HEADS,
     "ernie4_5_moe": {**_EXPERTS, "moe_layer_start_index": 1, "moe_layer_end_index": 2},
     "exaone4": _MIXED,
@@ -239,6 +303,9 @@ def make_checkpoint(
                 parameter.normal_()
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.2)
     torch.set_rng_state(state)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model.eval()

@@ -28,7 +28,6 @@ ROOT = Path(__file__).parents[1]
 REFUSED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bloom", "codegen", "falcon", "gptj", "mpt", "stablelm", "xglm"), {}),
     **dict.fromkeys(("bamba", "falcon_h1", "jamba", "mamba", "nemotron_h", "rwkv"), {}),
-    "qwen3_next": {},
     "recurrent_gemma": {},
     "llama4_text": {},
     "diffllama": {},
@@ -65,6 +64,15 @@ NATIVE = """
 
 They run on a CPU, on a GPU, quantized ([formats](quantization.md)), and as embedding models. A
 variant of a family has a separate row if it uses other parts of the code.
+"""
+LATENT = """
+DeepSeek, GLM-4 MoE Lite and MiniCPM3 have latent attention: a layer keeps one row for each token,
+the latent vector and the rotary key, and the up-projections of keys and values (`kv_b_proj`) are
+absorbed into queries and results. So DeepSeek-V3 keeps 70,272 bytes a token in bfloat16; with the
+keys and values of all heads it would be 4,997,120. `kv_b_proj` is dense in memory, whatever its
+format in the checkpoint, and cannot have an adapter. The KV cache has 16 or 32 bits, not 8. Ranks
+divide the heads, and each keeps whole rows. Layers of a checkpoint that predict more tokens of a
+step (`num_nextn_predict_layers`) are not loaded.
 """
 FALLBACK = """
 ## Models that transformers computes
@@ -123,7 +131,7 @@ def main() -> None:
     """Print the page."""
     print(HEAD + NATIVE)
     print("\n".join(_table(FAMILIES)))
-    print(FALLBACK)
+    print(LATENT + FALLBACK)
     print("\n".join(_table(FALLBACKS)))
     print(ENCODER)
     print("\n".join(_encoders()))

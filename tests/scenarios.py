@@ -7,6 +7,7 @@ from pathlib import Path
 
 from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 
+from paged_backend.core.block_pool import BlockPool
 from paged_backend.engine.engine import Engine
 
 
@@ -40,7 +41,7 @@ def chunked_prompts(case: Case) -> None:
 
 def prefix_hits(case: Case) -> None:
     """Prompts that share full and partial blocks with an earlier one."""
-    engine = case.engine()
+    engine = case.engine(mamba_block_size=16)
     first = [(7 * i + 3) % 190 + 3 for i in range(64)]
     later: Work = [
         (first, 6),  # all its blocks are cached, the last of them is computed again
@@ -60,7 +61,11 @@ def preemption(case: Case) -> None:
     info = case.engine(**limits).executor.info
     block_bytes = 16 * 2**20 // info.num_blocks
     num_blocks = 1 + info.kv_layout.max_blocks(0, 128) + 2
-    engine = case.engine(kv_cache_memory_bytes=num_blocks * block_bytes, **limits)
+    if info.kv_layout.states is None:
+        engine = case.engine(kv_cache_memory_bytes=num_blocks * block_bytes, **limits)
+    else:  # states have a part of the memory
+        engine = case.engine(**limits)
+        engine.scheduler.kv.pool = BlockPool(num_blocks)
     work: Work = [(prompt, 24) for prompt, _ in case.work[:20]]
     case.oracle.confirm(work, tokens_of(run(engine, work)))
     assert engine.stats().num_preemptions > 0

@@ -55,7 +55,7 @@ class ToyLayer:
     """One layer: x + norm(attention(x)), then the same with the MLP."""
 
     def __init__(self, config: ModelConfig, index: int, table: Tensor, kernels: Kernels) -> None:
-        self.attention = Attention(config, index, f"model.layers.{index}.self_attn", table, kernels)
+        self.attention = Attention(config, index, f"model.layers.{index}", table, kernels)
         self.mlp = GatedMLP(config, f"model.layers.{index}.mlp", kernels)
         self.attention_norm = torch.empty(config.hidden_size, dtype=kernels.dtype)
         self.mlp_norm = torch.empty(config.hidden_size, dtype=kernels.dtype)
@@ -113,7 +113,7 @@ class ToyModel:
         eps = self.config.rms_norm_eps
         hidden = F.embedding(input_ids, self._embedding)
         for layer in self._layers:
-            attended = layer.attention.attend(hidden, attention, meta)
+            attended = layer.attention.mix(hidden, attention, meta)
             attended = layer.attention.o_proj(attended)
             hidden = hidden + self._rms_norm(attended, layer.attention_norm, eps)
             mixed = layer.mlp.down_proj(layer.mlp.activate(hidden))

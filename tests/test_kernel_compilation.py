@@ -93,6 +93,8 @@ DEPENDENT = (
     "_decayed_chunks_kernel",
     "_mamba1_scan_kernel",
     "_rg_lru_kernel",
+    "_latent_kernel",
+    "_latent_rope_cache_kernel",
 )
 """Kernels of each layer, and the last of a step: they are set up while the one before runs."""
 
@@ -107,6 +109,7 @@ BUCKETS = {
     ("shared prefix", "_plan_kernel"): 2,
     # Keys of few queries are split, those of many are not.
     ("prefill", "_prefill_kernel"): 2,
+    ("latent prefill", "_latent_kernel"): 2,
     # Tiles for up to 16 rows, and for up to 64.
     ("dense matmul", "_dense_kernel"): 2,
     ("dense matmul", "_gated_kernel"): 2,
@@ -231,6 +234,8 @@ def test_kernels_fit_the_device(case: str, arch: int):
         "selective scan, Nemotron-H-8B bf16",
         "Mamba scan, Jamba-Mini bf16",
         "RG-LRU, RecurrentGemma-2B bf16",
+        "latent decode, MiniCPM3-4B bf16",
+        "latent write, DeepSeek-V3 bf16",
     ],
 )
 def test_nothing_is_read_before_the_launch_before_has_ended(case: str):

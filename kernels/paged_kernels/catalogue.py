@@ -23,6 +23,8 @@ from paged_kernels.dtypes import QUANTIZED_DTYPES
 from paged_kernels.experts import experts
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
 from paged_kernels.int4 import PER_WORD
+from paged_kernels.latent_attention import latent_attention
+from paged_kernels.latent_rope_cache import latent_rope_cache
 from paged_kernels.logprobs import LogProbs, logprobs
 from paged_kernels.low_rank import expand, shrink
 from paged_kernels.merge_attention import merge_attention
@@ -103,6 +105,27 @@ _GEMMA_2B = _Model("Gemma-2B", 8, 1, 256)
 
 
 @dataclass(frozen=True, slots=True)
+class _Latent:
+    name: str
+    heads: int
+    rank: int
+    rotary: int
+
+    def queries(self, tokens: int, dtype: torch.dtype) -> Tensor:
+        """Return queries with a row's size for each head."""
+        return _empty(tokens, self.heads, self.rank + self.rotary, dtype=dtype)
+
+    def cache(self, dtype: torch.dtype) -> Tensor:
+        """Return the rows of one layer."""
+        return _empty(4096, _BLOCK_SIZE, self.rank + self.rotary, dtype=dtype)
+
+
+_DEEPSEEK_V3 = _Latent("DeepSeek-V3", 128, 512, 64)
+_DEEPSEEK_V2_LITE = _Latent("DeepSeek-V2-Lite", 16, 512, 64)
+_MINICPM3 = _Latent("MiniCPM3-4B", 40, 256, 32)
+
+
+@dataclass(frozen=True, slots=True)
 class _Experts:
     name: str
     num_experts: int
@@ -114,6 +137,7 @@ class _Experts:
 _MIXTRAL = _Experts("Mixtral-8x7B", 8, 2, 4096, 14336)
 _QWEN3_30B = _Experts("Qwen3-30B-A3B", 128, 8, 2048, 768)
 _GPT_OSS_20B = _Experts("gpt-oss-20b", 32, 4, 2880, 2880)
+_DEEPSEEK_EXPERTS = _Experts("DeepSeek-V3", 256, 8, 7168, 2048)
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -184,6 +208,47 @@ def _prefill(
 
     described = _described(model, dtype, stored, _TOKEN_SCALES if per_token else note)
     return Case("prefill", described, call, _able(stored))
+
+
+def _latent(model: _Latent, dtype: torch.dtype = _BF16, *, prompts: bool = False) -> Case:
+    def call(num_tokens: int) -> Tensor:
+        num_seqs = 1 + num_tokens // _PROMPT if prompts else num_tokens
+        return latent_attention(
+            model.queries(num_tokens, dtype),
+            model.cache(dtype),
+            _ints(num_seqs, _BLOCKS_PER_SEQ),
+            _ints(num_seqs),
+            _ints(num_seqs + 1),
+            rank=model.rank,
+            scale=1.0,
+            num_decodes=0 if prompts else num_seqs,
+        )
+
+    operation = "latent prefill" if prompts else "latent decode"
+    return Case(operation, f"{model.name} {_NAMES[dtype]}", call)
+
+
+def _latent_write(model: _Latent, dtype: torch.dtype = _BF16) -> Case:
+    def call(num_tokens: int) -> None:
+        latent_rope_cache(
+            model.queries(num_tokens, dtype),
+            _empty(num_tokens, model.rank + model.rotary, dtype=dtype),
+            _ints(num_tokens),
+            _empty(8192, model.rotary, dtype=_FP32),
+            model.cache(dtype),
+            _empty(num_tokens, dtype=torch.int64),
+        )
+
+    return Case("latent write", f"{model.name} {_NAMES[dtype]}", call)
+
+
+def _latents() -> tuple[Case, ...]:
+    cases = []
+    for prompts in (False, True):
+        models = _DEEPSEEK_V3, _DEEPSEEK_V2_LITE, _MINICPM3
+        cases += [_latent(model, prompts=prompts) for model in models]
+        cases += [_latent(_MINICPM3, dtype, prompts=prompts) for dtype in (_FP16, _FP32)]
+    return (*cases, _latent_write(_DEEPSEEK_V3), _latent_write(_MINICPM3, _FP32))
 
 
 def _cascade(model: _Model) -> Case:
@@ -458,6 +523,7 @@ CASES = {
     case.name: case
     for case in (
         *_attention(),
+        *_latents(),
         _cascade(_LLAMA_8B),
         _cascade(_QWEN_05B),
         _merge(_LLAMA_8B),
@@ -516,6 +582,14 @@ CASES = {
         _choose_experts(_QWEN3_30B, normalize=True),
         _choose_experts(_QWEN3_30B, _FP32),
         _choose_experts(_GPT_OSS_20B, scoring="softmax_of_top"),
+        _choose_experts(
+            _DEEPSEEK_EXPERTS,
+            scoring="sigmoid",
+            normalize=True,
+            scale=2.5,
+            bias=_empty(256, dtype=_FP32),
+            groups=(8, 4, 2),
+        ),
         _low_rank("qkv", 4096, (4096, 1024, 1024), 16),
         _low_rank("qkv", 4096, (4096, 1024, 1024), 64),
         _low_rank("gate_up", 4096, (14336, 14336), 32),

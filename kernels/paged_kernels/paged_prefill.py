@@ -106,9 +106,38 @@ def plan_prefill(
     splits = shape.splits(window)
     if splits is None or len(q) == first_seq:
         return None
-    ends = torch.empty(shape.num_tiles, dtype=torch.int32, device=q.device)
-    _ends_kernel[(shape.num_tiles,)](
-        seq_lens, query_start_loc, ends, first_seq, num_seqs, QUERIES=shape.queries, num_warps=1
+    return plan_tiles(
+        splits,
+        seq_lens,
+        query_start_loc,
+        first_seq=first_seq,
+        end_seq=num_seqs,
+        queries=shape.queries,
+    )
+
+
+def plan_tiles(
+    splits: SplitShape,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    first_seq: int,
+    end_seq: int,
+    queries: int,
+) -> SplitPlan:
+    """Plan the splits of the tiles of queries of some sequences.
+
+    Args:
+        splits: what determines the plan.
+        seq_lens: [num_seqs] int32, number of keys of each sequence.
+        query_start_loc: [num_seqs + 1] int32.
+        first_seq: first sequence with tiles.
+        end_seq: the one after the last sequence with tiles.
+        queries: queries of a tile.
+    """
+    ends = torch.empty(splits.num_items, dtype=torch.int32, device=seq_lens.device)
+    _ends_kernel[(splits.num_items,)](
+        seq_lens, query_start_loc, ends, first_seq, end_seq, QUERIES=queries, num_warps=1
     )
     return splits.plan(ends)
 
@@ -252,7 +281,7 @@ def _check_prompts(q: Tensor, seq_lens: Tensor, query_start_loc: Tensor, first_s
 
 
 @triton.jit
-def _find(starts_ptr, block, first_seq, num_seqs, QUERIES: tl.constexpr):
+def find_tile(starts_ptr, block, first_seq, num_seqs, QUERIES: tl.constexpr):
     """Return the sequence and the first query of tile `block`.
 
     The tiles of sequence s start at start[s] // QUERIES + s, which leaves enough for each one.
@@ -275,7 +304,7 @@ def _find(starts_ptr, block, first_seq, num_seqs, QUERIES: tl.constexpr):
 def _ends_kernel(seq_lens_ptr, starts_ptr, ends_ptr, first_seq, num_seqs, QUERIES: tl.constexpr):
     """One program: the number of keys that the queries of a tile see, 0 if it has no queries."""
     block = tl.program_id(0)
-    seq, first_query = _find(starts_ptr, block, first_seq, num_seqs, QUERIES)
+    seq, first_query = find_tile(starts_ptr, block, first_seq, num_seqs, QUERIES)
     num_queries = tl.load(starts_ptr + seq + 1) - tl.load(starts_ptr + seq)
     num_keys = tl.load(seq_lens_ptr + seq)
     end = tl.minimum(num_keys - num_queries + first_query + QUERIES, num_keys)
@@ -340,7 +369,7 @@ def _prefill_kernel(
         block = tl.load(splits_ptr + split * 4)
         if block < 0:
             return
-    seq, first_query = _find(starts_ptr, block, first_seq, num_seqs, QUERIES)
+    seq, first_query = find_tile(starts_ptr, block, first_seq, num_seqs, QUERIES)
     start = tl.load(starts_ptr + seq)
     num_queries = tl.load(starts_ptr + seq + 1) - start
     if first_query >= num_queries:

@@ -156,6 +156,35 @@ def prefill_config(arch: int, head_dim: int, item_size: int) -> PrefillConfig:
     return PrefillConfig(64, 64 if arch >= 100 else 32, 8, num_stages=2, costs=costs)
 
 
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Launch configuration of latent attention."""
+
+    rows: int  # per program: queries times heads
+    tile: int  # keys per loop iteration
+    num_warps: int
+    num_stages: int  # tiles in flight
+    costs: SplitCosts
+
+
+def latent_config(arch: int, rank: int, item_size: int) -> LatentConfig:
+    """Return the configuration for latent vectors of `rank` (padded) `item_size`-byte numbers."""
+    rate = _MEMORY_RATES[100 if arch >= 100 else 90 if arch >= 90 else 80]
+    if item_size == 4:  # float32 cannot use tensor cores, so registers decide
+        tile, stages, rows = 16, 1, 16
+    else:
+        tile, stages, rows = 32, 2, 32
+    costs = SplitCosts(
+        start=4.0,
+        tile=1.39,
+        share=tile * rank * item_size / rate,
+        merge=3.9,
+        merge_split=0.5,
+        merge_program=0.0067,
+    )
+    return LatentConfig(rows, tile, 8, stages, costs)
+
+
 def matmul_splits(features: int, width: int) -> tuple[int, int]:
     """Return the number of splits of K = `width`, and their size, a multiple of 128 columns.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paged_backend.checkpoint.latent import latent_tensors
 from paged_backend.checkpoint.moe_tensors import moe_tensors
 from paged_backend.checkpoint.shape import ModelShape, QKNormScope
 from paged_backend.checkpoint.tensors import Role, Tensors, TensorSpec, linear_tensors
@@ -30,21 +31,32 @@ def decoder_tensors(shape: ModelShape) -> Tensors:
 
 def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorSpec]]:
     hidden = shape.hidden_size
-    query = shape.num_heads * shape.head_dim
-    biases = shape.variant.biases
     for norm in shape.variant.norms.names:
         yield f"{norm}.weight", _norm(shape, hidden)
-    for name, size in shape.attention_parts.items():
-        sections = shape.attention_sections if shape.variant.fused_qkv else ()
-        yield from linear_tensors(f"self_attn.{name}", hidden, size, biases.qkv, 0, sections)
-    yield from linear_tensors("self_attn.o_proj", query, hidden, biases.output, shard=1)
+    mixer = shape.variant.state_mixer_of(index)
+    module = "self_attn" if mixer is None else mixer.name
+    for name, spec in _attention_tensors(shape) if mixer is None else mixer.tensors():
+        yield f"{module}.{name}", spec
     moe = shape.moe_of(index)
     yield from _mlp_tensors(shape) if moe is None else moe_tensors(moe)
+
+
+def _attention_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
+    hidden, biases = shape.hidden_size, shape.variant.biases
+    if shape.variant.latent is not None:
+        bias = biases.qkv
+        yield from latent_tensors(shape.variant.latent, hidden, shape.num_heads, bias=bias)
+        return
+    for name, size in shape.attention_parts.items():
+        sections = shape.attention_sections if shape.variant.fused_qkv else ()
+        yield from linear_tensors(name, hidden, size, biases.qkv, 0, sections)
+    query = shape.num_heads * shape.head_dim
+    yield from linear_tensors("o_proj", query, hidden, biases.output, shard=1)
     shard = 0 if shape.variant.qk_norm is QKNormScope.TOKEN else None
     for name, size in shape.qk_norm_sizes.items():
-        yield f"self_attn.{name}.weight", _norm(shape, size, shard)
+        yield f"{name}.weight", _norm(shape, size, shard)
     if shape.variant.sinks:
-        yield "self_attn.sinks", TensorSpec((shape.num_heads,), Role.SINKS, shard=0)
+        yield "sinks", TensorSpec((shape.num_heads,), Role.SINKS, shard=0)
 
 
 def _mlp_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:

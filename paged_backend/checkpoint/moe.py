@@ -15,18 +15,46 @@ class Scoring(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Groups of consecutive experts, all of one size; a row chooses some groups first.
+
+    DeepSeek-AI, "DeepSeek-V2" (2024), section 2.2.2, and "DeepSeek-V3 Technical Report" (2024),
+    section 2.1.2.
+
+    Attributes:
+        count: the number of groups.
+        chosen: the number of groups that a row chooses, those with the largest scores. It chooses
+            its experts among theirs.
+        num_scored: the score of a group is the sum of its experts' largest scores, this many.
+    """
+
+    count: int
+    chosen: int
+    num_scored: int
+
+
+@dataclass(frozen=True, slots=True)
 class Routing:
-    """The choice of the experts of a row, which are those with the largest logits.
+    """The choice of the experts of a row, which are those with the largest scores.
+
+    A score is the weight that an expert would have, plus its bias if the router has biases. Without
+    biases and groups, the experts with the largest scores are those with the largest logits.
 
     Attributes:
         num_experts_per_tok: the number of chosen experts.
         scoring: computes their weights.
         norm_topk_prob: whether the weights are divided by their sum.
+        scale: factor on the weights, after that.
+        biased: whether the router has a bias for each expert, which is added to scores only.
+        groups: None if a row chooses among all experts.
     """
 
     num_experts_per_tok: int
     scoring: Scoring = Scoring.SOFTMAX
     norm_topk_prob: bool = False
+    scale: float = 1.0
+    biased: bool = False
+    groups: ExpertGroups | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +84,8 @@ class ExpertNames:
         gate: the gate projection of an expert.
         up: its up projection.
         down: its down projection.
+        shared: the shared expert.
+        bias: the biases of the scores of experts, in the router.
         fused: whether one tensor holds a projection of all experts: ``gate_up_proj``
             [num_experts, hidden_size, 2 * intermediate_size] with gate and up in turns, and
             ``down_proj`` [num_experts, intermediate_size, hidden_size].
@@ -66,11 +96,14 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = "shared_expert"
+    bias: str = "e_score_correction_bias"
     fused: bool = False
 
 
 QWEN_NAMES = ExpertNames()
 MIXTRAL_NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
+DEEPSEEK_NAMES = ExpertNames(shared="shared_experts")
 GPT_OSS_NAMES = ExpertNames(router="router", fused=True)
 
 

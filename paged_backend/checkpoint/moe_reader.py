@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.limits import MAX_EXPERTS, MAX_INNER_SIZE
 from paged_backend.checkpoint.moe import (
+    DEEPSEEK_NAMES,
     GPT_OSS_NAMES,
     MIXTRAL_NAMES,
+    ExpertGroups,
     ExpertNames,
     MoeShape,
     Routing,
@@ -80,6 +83,68 @@ def read_gpt_oss(config: ConfigFile) -> MoeShape:
         activation=SwiGLU(alpha, limit, up_offset=1.0),
         bias=True,
     )
+
+
+def read_deepseek_v2(config: ConfigFile) -> MoeShape:
+    """Read the layers of DeepSeek V2.
+
+    Raises:
+        ConfigError: a key is missing or wrong, or has a value that only other code computes.
+    """
+    config.text("scoring_func", "softmax", ("softmax",))
+    if config.flag("norm_topk_prob", False):  # transformers ignores it
+        raise config.error("norm_topk_prob", "is true, which is not supported")
+    method = config.text("topk_method", "greedy", ("greedy", "group_limited_greedy"))
+    groups = None if method == "greedy" else _groups(config, num_scored=1)
+    return _deepseek(config, Routing(_num_chosen(config, groups), groups=groups))
+
+
+def read_deepseek_v3(config: ConfigFile) -> MoeShape:
+    """Read the layers of DeepSeek V3, whose router has biases.
+
+    Raises:
+        ConfigError: a key is missing or wrong, or has a value that only other code computes.
+    """
+    config.text("scoring_func", "sigmoid", ("sigmoid",))
+    config.text("topk_method", "noaux_tc", ("noaux_tc",))
+    groups = _groups(config, num_scored=2)
+    normed = config.flag("norm_topk_prob", True)
+    routing = Routing(_num_chosen(config, groups), Scoring.SIGMOID, normed, groups=groups)
+    return _deepseek(config, replace(routing, biased=True))
+
+
+def _deepseek(config: ConfigFile, routing: Routing) -> MoeShape:
+    inner = config.integer("moe_intermediate_size", high=MAX_INNER_SIZE)
+    num_shared = config.integer("n_shared_experts", high=MAX_EXPERTS)
+    return MoeShape(
+        hidden_size=config.integer("hidden_size"),
+        num_experts=config.integer("n_routed_experts", high=MAX_EXPERTS),
+        intermediate_size=inner,
+        routing=replace(routing, scale=config.number("routed_scaling_factor", 1.0)),
+        names=DEEPSEEK_NAMES,
+        shared_expert=SharedExpert(num_shared * inner),
+    )
+
+
+def _groups(config: ConfigFile, num_scored: int) -> ExpertGroups | None:
+    """Read the groups of experts; None for one group."""
+    num_experts = config.integer("n_routed_experts", high=MAX_EXPERTS)
+    count = config.integer("n_group", high=num_experts)
+    if num_experts % count or num_experts // count < num_scored:
+        raise config.error(
+            "n_group",
+            f"must divide n_routed_experts ({num_experts}) into groups of {num_scored} or more, "
+            f"got {count}",
+        )
+    chosen = config.integer("topk_group", high=count)
+    return None if chosen == count else ExpertGroups(count, chosen, num_scored)
+
+
+def _num_chosen(config: ConfigFile, groups: ExpertGroups | None) -> int:
+    num_experts = config.integer("n_routed_experts", high=MAX_EXPERTS)
+    if groups is not None:
+        num_experts = num_experts // groups.count * groups.chosen
+    return config.integer("num_experts_per_tok", high=num_experts)
 
 
 def _plain(config: ConfigFile, names: ExpertNames, norm_topk_prob: bool) -> MoeShape:

@@ -16,11 +16,13 @@ def moe_tensors(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
     yield f"{router}.weight", TensorSpec((moe.num_experts, hidden), Role.ROUTER)
     if moe.bias:
         yield f"{router}.bias", TensorSpec((moe.num_experts,), Role.BIAS)
+    if moe.routing.biased:
+        yield f"{router}.{moe.names.bias}", TensorSpec((moe.num_experts,), Role.BIAS)
     experts = _fused_experts(moe) if moe.names.fused else _separate_experts(moe)
     for name, spec in experts:
         yield f"{module}.experts.{name}", spec
     if moe.shared_expert is not None:
-        prefix, inner = f"{module}.shared_expert", moe.shared_expert.intermediate_size
+        prefix, inner = f"{module}.{moe.names.shared}", moe.shared_expert.intermediate_size
         for part in ("gate_proj", "up_proj"):
             yield from linear_tensors(f"{prefix}.{part}", hidden, inner, False, shard=0)
         yield from linear_tensors(f"{prefix}.down_proj", inner, hidden, False, shard=1)

@@ -7,16 +7,26 @@ from dataclasses import dataclass, replace
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.decoder_tensors import decoder_tensors
+from paged_backend.checkpoint.families.deepseek import deepseek_v2, deepseek_v3, glm4_moe_lite
 from paged_backend.checkpoint.families.gemma import gemma2, gemma3
 from paged_backend.checkpoint.families.glm4 import glm4
 from paged_backend.checkpoint.families.gpt_oss import gpt_oss
 from paged_backend.checkpoint.families.granite import granite
 from paged_backend.checkpoint.families.keys import GELU_TANH, SILU, ActivationKey
 from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
+from paged_backend.checkpoint.families.minicpm3 import minicpm3
 from paged_backend.checkpoint.families.ministral import ministral, ministral3
 from paged_backend.checkpoint.families.olmo import olmo2, olmo3, olmoe
 from paged_backend.checkpoint.families.phi3 import phi3
-from paged_backend.checkpoint.families.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe
+from paged_backend.checkpoint.families.qwen import (
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
+)
 from paged_backend.checkpoint.families.smollm3 import smollm3
 from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.checkpoint.tensors import Tensors
@@ -69,8 +79,15 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": Architecture(qwen3, head_dim=128),
     "Qwen2MoeForCausalLM": Architecture(qwen2_moe),
     "Qwen3MoeForCausalLM": Architecture(qwen3_moe),
+    "Qwen3NextForCausalLM": Architecture(qwen3_next, head_dim=256),
+    "Qwen3_5ForCausalLM": Architecture(qwen3_5, head_dim=256),
+    "Qwen3_5MoeForCausalLM": Architecture(qwen3_5_moe, head_dim=256),
     "Gemma2ForCausalLM": replace(_GEMMA, variant=gemma2),
     "Gemma3ForCausalLM": replace(_GEMMA, variant=gemma3),
+    "DeepseekV2ForCausalLM": Architecture(deepseek_v2),
+    "DeepseekV3ForCausalLM": Architecture(deepseek_v3),
+    "MiniCPM3ForCausalLM": Architecture(minicpm3, tied_embeddings=True),
+    "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite),
     "Glm4ForCausalLM": Architecture(glm4, head_dim=128),
     "GptOssForCausalLM": Architecture(gpt_oss, head_dim=64),
     "GraniteForCausalLM": Architecture(granite),

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.latent import LatentShape
+from paged_backend.checkpoint.mixers import StateMixer
 from paged_backend.checkpoint.moe import MoeShape
 from paged_backend.checkpoint.stages import Stage
+from paged_backend.values.kv_cache_groups import KVSizes
 
 Windows = tuple[int | None, ...]
 """For each layer the number of positions a token sees, its own included; None for all."""
@@ -101,6 +104,7 @@ class Variant:
         fused_qkv: the checkpoint stores the weights of queries, keys and values as ``qkv_proj``.
         fused_gate_up: the checkpoint stores the weights of gate and up as ``gate_up_proj``.
         sinks: each head of the queries has a score for an extra key without a value.
+        latent: sizes of latent attention; None for attention with keys and values of each head.
         embedding_scale: factor on the embeddings.
         residual_scale: factor on the output of attention and MLP.
         attention_scale: factor on the scores; None for head_dim ** -0.5.
@@ -109,6 +113,12 @@ class Variant:
         logits_softcap: logits become cap * tanh(logit / cap), after the factor; None for no limit.
         moe: the mixture-of-experts layers in place of MLPs; None if there are none.
         moe_layers: whether each layer is one of these; empty if all are.
+        state_mixers: what each layer has in place of attention, None for attention; empty if all
+            layers have attention.
+        gated_attention: the rows of ``q_proj`` are, for each head, its query and a gate, and the
+            result of attention is multiplied by the sigmoid of the gates.
+        unused_layers: layers of the checkpoint after the last one, which predict more tokens of a
+            step and are not loaded.
     """
 
     biases: Biases = Biases()
@@ -122,6 +132,7 @@ class Variant:
     fused_qkv: bool = False
     fused_gate_up: bool = False
     sinks: bool = False
+    latent: LatentShape | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     attention_scale: float | None = None
@@ -130,6 +141,14 @@ class Variant:
     logits_softcap: float | None = None
     moe: MoeShape | None = None
     moe_layers: tuple[bool, ...] = ()
+    state_mixers: tuple[StateMixer | None, ...] = ()
+    gated_attention: bool = False
+
+    def state_mixer_of(self, layer: int) -> StateMixer | None:
+        """Return what a layer has in place of attention; None for attention."""
+        return self.state_mixers[layer] if self.state_mixers else None
+
+    unused_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +178,28 @@ class ModelShape:
         return self.stage or Stage(range(self.num_layers), self.num_layers)
 
     @property
+    def unused_layers(self) -> range:
+        """The numbers of the layers after the last one that the checkpoint has."""
+        return range(self.num_layers, self.num_layers + self.variant.unused_layers)
+
+    @property
+    def kept(self) -> KVSizes:
+        """What each layer keeps for a token in the KV cache."""
+        if self.variant.latent is not None:
+            return KVSizes(1, self.variant.latent.row_size, 0)
+        return KVSizes(self.num_kv_heads, self.head_dim, self.head_dim)
+
+    @property
     def windows(self) -> Windows:
         """The window of each layer."""
         return self.variant.windows or (None,) * self.num_layers
+
+    @property
+    def attention_windows(self) -> Windows:
+        """The windows of the layers that have attention."""
+        mixers = self.variant.state_mixers or (None,) * self.num_layers
+        pairs = zip(self.windows, mixers, strict=True)
+        return tuple(window for window, mixer in pairs if mixer is None)
 
     @property
     def moe(self) -> MoeShape | None:
@@ -179,7 +217,10 @@ class ModelShape:
         sections = self.attention_sections
         if self.variant.fused_qkv:
             return {"qkv_proj": sum(sections)}
-        return dict(zip(("q_proj", "k_proj", "v_proj"), sections, strict=True))
+        parts = dict(zip(("q_proj", "k_proj", "v_proj"), sections, strict=True))
+        if self.variant.gated_attention:
+            parts["q_proj"] *= 2
+        return parts
 
     @property
     def attention_sections(self) -> tuple[int, int, int]:

@@ -51,7 +51,7 @@ def read_shape(config: ConfigFile) -> ModelShape:
     num_layers = config.integer("num_hidden_layers")
     variant = architecture.variant(config, num_layers)
     _check_experts(config, variant, num_layers)
-    longest = _context_length(config, variant)
+    longest, latent = _context_length(config, variant), variant.latent
     return ModelShape(
         architecture=name,
         vocab_size=config.integer("vocab_size"),
@@ -59,8 +59,8 @@ def read_shape(config: ConfigFile) -> ModelShape:
         intermediate_size=config.integer("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(config, num_heads),
-        head_dim=_head_dim(config, architecture, num_heads),
+        num_kv_heads=1 if latent else _num_kv_heads(config, num_heads),
+        head_dim=latent.rotary_dim if latent else _head_dim(config, architecture, num_heads),
         max_position_embeddings=longest,
         default_max_model_len=default_length(_rope_sections(config, variant), longest),
         tied_embeddings=config.flag("tie_word_embeddings", architecture.tied_embeddings),
@@ -80,6 +80,7 @@ def computes(config: ConfigFile) -> bool:
         ConfigError: a key is missing or wrong, or the model is not supported.
     """
     name = find_architecture(config)
+    config = with_family_defaults(config, name)
     architecture = ARCHITECTURES[name]
     if not architecture.activation.is_computed(config):
         return False

@@ -41,11 +41,17 @@ class Stage:
 
     def has(self, name: str) -> bool:
         """Return whether a tensor belongs to this stage, by its name in the checkpoint."""
-        name = usual_name(name)
-        layer = _LAYER.match(name)
+        layer = layer_of(name)
         if layer is not None:
-            return int(layer[1]) in self.layers
+            return layer in self.layers
+        name = usual_name(name)
         return self.is_first if name.startswith("model.embed_tokens.") else self.is_last
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor belongs to; None if it belongs to no layer."""
+    layer = _LAYER.match(usual_name(name))
+    return None if layer is None else int(layer[1])
 
 
 def stage_of(num_layers: int, number: int, num_stages: int) -> Stage:

@@ -25,6 +25,8 @@ class Role(Enum):
     NORM = "norm"
     OFFSET_NORM = "offset_norm"  # the weight of a norm minus 1
     SINKS = "sinks"  # scores of extra keys
+    CONVOLUTION = "convolution"  # the weight of a convolution of each channel
+    DECAY = "decay"  # numbers that say how fast a state decays
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,10 +48,14 @@ class Admission:
     def num_free_seqs(self) -> int:
         """Return the number of sequences that can start before ``max_num_seqs`` is reached.
 
-        Sequences that wait for their masks count as running, unless their grammars take long.
+        They also need slots for their states, if layers keep states. Sequences that wait for their
+        masks count as running, unless their grammars take long.
         """
         num_held = sum(keeps_place(seq) for seq in self._held.values())
-        return self._config.max_num_seqs - len(self._running) - num_held
+        free = self._config.max_num_seqs - len(self._running) - num_held
+        if self._kv.states is None:
+            return free
+        return min(free, self._kv.states.num_places(len(self._running) + len(self._held)))
 
     def has_adapter_place(self, seq: Sequence) -> bool:
         """Return True if the sequences with blocks have at most ``max_loras`` adapters with it."""
@@ -86,10 +90,11 @@ class Admission:
 
         Without chunked prefill, the result is 0 if the remaining tokens exceed ``budget``.
         """
-        remaining = seq.num_tokens - self._kv.num_hit_tokens(hits)
+        start = self._kv.num_hit_tokens(hits)
+        remaining = seq.num_tokens - start
         if remaining > budget and not self._config.enable_chunked_prefill:
             return 0
-        return min(remaining, budget)
+        return self._kv.cut_chunk(seq, start, min(remaining, budget))
 
     def has_room(self, seq: Sequence, hits: list[int], num_reserved: int) -> bool:
         """Return True if the pool has enough free blocks for the sequence and the reserved blocks.

@@ -129,6 +129,13 @@ class BlockPool:
         self._hashes[block_id] = block_hash
         return True
 
+    def forget(self, block_id: int) -> None:
+        """Remove the hash of a used block, because its content will change."""
+        old_hash = self._hashes[block_id]
+        if old_hash is not None:
+            del self._block_by_hash[old_hash]
+            self._hashes[block_id] = None
+
     def check_invariants(self, owners: Counter[int]) -> None:
         """Check the pool against ``owners``, the number of block tables that contain each block.
 

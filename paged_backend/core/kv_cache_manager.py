@@ -9,6 +9,7 @@ from paged_backend.core.block_hash import BlockHasher
 from paged_backend.core.block_pool import NULL_BLOCK, BlockPool
 from paged_backend.core.cache_journal import CacheJournal
 from paged_backend.core.sequence import Sequence
+from paged_backend.core.state_slots import StateSlots
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 
 BlockCopies = list[tuple[int, int]]
@@ -31,6 +32,7 @@ class KVCacheManager:
 
     Attributes:
         journal: records the blocks that were registered and evicted; None without it.
+        states: the slots for the states of sequences; None if no layer keeps a state.
     """
 
     def __init__(
@@ -52,6 +54,10 @@ class KVCacheManager:
         # Blocks of different groups hold the K and V of different layers.
         self._suffixes = [b"", *(bytes([group]) for group in range(1, layout.num_groups))]
         self._hasher = BlockHasher(hash_key) if enable_prefix_caching else None
+        self.states: StateSlots | None = None
+        if layout.states is not None:
+            key_of = self._key_at if enable_prefix_caching else None
+            self.states = StateSlots(layout.states, layout.block_size, key_of)
 
     def num_missing_blocks(self, seq: Sequence) -> int:
         """Return the number of further blocks that the sequence takes to compute its tokens.
@@ -68,10 +74,10 @@ class KVCacheManager:
         They are as long as possible. In groups without a window, each of these tokens has a block.
         In a group with a window, only the tokens that the next token still sees need one. The hits
         may be used or free. They never include the last token, because a step must compute it to
-        get its logits.
+        get its logits. If layers keep a state, the state after these tokens is cached, too.
         """
         keys = self._keys_up_to(seq, seq.num_tokens - 1)
-        is_one_table = self.num_groups <= 1 and not self._sliding
+        is_one_table = self.num_groups <= 1 and not self._sliding and self.states is None
         return self._hits_of_one_table(keys) if is_one_table else self._hits_of_groups(keys)
 
     def num_hit_tokens(self, hits: list[int]) -> int:
@@ -93,6 +99,28 @@ class KVCacheManager:
             self.pool.share(block_id)
         seq.block_ids = list(hits)
         seq.num_computed_tokens = self.num_hit_tokens(hits)
+        if self.states is not None and hits:
+            position = seq.num_computed_tokens
+            self.states.take_checkpoint(seq, position, self._key_at(seq, position))
+
+    def cut_chunk(self, seq: Sequence, start: int, num_tokens: int) -> int:
+        """Return the number of tokens, up to ``num_tokens``, that a step computes from ``start``.
+
+        A chunk ends where the prefix cache keeps the state of a sequence.
+        """
+        return num_tokens if self.states is None else self.states.cut(seq, start, num_tokens)
+
+    def advance_state(self, seq: Sequence, num_tokens: int) -> list[tuple[int, int]]:
+        """Return the slots that a step reads and writes for a sequence; empty without states."""
+        return [] if self.states is None else [self.states.advance(seq, num_tokens)]
+
+    def rewind(self, seq: Sequence) -> None:
+        """Go back to a state of a sequence that the step in flight did not change.
+
+        Tokens after it count as not computed. Without such a state, the blocks are released.
+        """
+        if self.states is not None and not self.states.rewind(seq):
+            self.release(seq)
 
     def free_invisible_blocks(self, sequences: Iterable[Sequence]) -> None:
         """Free the blocks that no later token of the sequences sees.
@@ -169,12 +197,16 @@ class KVCacheManager:
         child.block_ids = list(parent.block_ids)
         child.block_hashes = list(parent.block_hashes)
         child.num_computed_tokens = parent.num_computed_tokens
+        if self.states is not None:
+            self.states.fork(parent, child)
 
     def release(self, seq: Sequence) -> None:
         """Release the blocks of a sequence.
 
         The last block is released first, so that the start of the prefix stays cached longest.
         """
+        if self.states is not None:
+            self.states.release(seq)
         self.pool.release(self._without_null(reversed(seq.block_ids)))
         seq.block_ids = []
         seq.num_computed_tokens = 0
@@ -191,6 +223,9 @@ class KVCacheManager:
                 that was computed and is still visible.
         """
         owners: Counter[int] = Counter()
+        sequences = list(sequences)
+        if self.states is not None:
+            self.states.check_invariants(sequences)
         for seq in sequences:
             owners.update(self._without_null(seq.block_ids))
             for group, window in enumerate(self.layout.windows):
@@ -234,6 +269,7 @@ class KVCacheManager:
             longest = length
             for group, window in self._sliding:
                 length = self._longest_visible_hit(keys[group::num_groups], length, window)
+            length = self._longest_hit_with_state(keys[::num_groups], length)
         hits = [self.pool.find(key) or NULL_BLOCK for key in keys[: length * num_groups]]
         for group, window in self._sliding:
             first = self.layout.first_visible_block(length * self.block_size, window)
@@ -251,6 +287,18 @@ class KVCacheManager:
             if not self._is_cached(keys[index]):
                 length = index
         return length
+
+    def _longest_hit_with_state(self, keys: list[bytes], length: int) -> int:
+        """Return the longest hit, up to ``length`` blocks, after which the state is cached."""
+        if self.states is None:
+            return length
+        while length > 0 and not self.states.has_checkpoint(keys[length - 1]):
+            length -= 1
+        return length
+
+    def _key_at(self, seq: Sequence, position: int) -> bytes:
+        """Return the key of the full block of a sequence that ends at a position."""
+        return self._keys_up_to(seq, position)[-self.num_groups]
 
     def _is_cached(self, key: bytes) -> bool:
         return self.pool.find(key) is not None

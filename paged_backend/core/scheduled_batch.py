@@ -145,6 +145,9 @@ class ScheduledBatch:
     num_decodes: int  # number of first scheduled sequences that the next step may continue
     block_copies: list[tuple[int, int]]  # (from, to), in this order
     freed_seq_ids: list[int]  # sequences that gave up their blocks since the last step
+    # For each sequence, the slots of the states that it reads and writes; empty if no layer keeps
+    # a state.
+    state_slots: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def adapters(self) -> list[str]:

@@ -152,6 +152,8 @@ class Scheduler:
             self.sequences.grammar_work.begin_step()
             hold_and_go_on(self.sequences, self._admission)
         step = StepBuilder(self.config.max_num_batched_tokens, self._decodes)
+        if self.kv.states is not None:
+            self.kv.states.num_started = len(self.sequences.started)
         self.kv.free_invisible_blocks(self.sequences.running.values())
         self._preempt_for_fairness()
         preempted = self._schedule_running(step)
@@ -159,7 +161,7 @@ class Scheduler:
         if not preempted:
             self._admit_waiting(step)
         self._queue_siblings(step)
-        output = step.build(self.kv.layout, self.sequences.siblings, self.sequences.freed_seq_ids)
+        output = step.build(self.sequences.siblings, self.sequences.freed_seq_ids, self.kv)
         if output.num_sequences:
             self._decodes = step.decodes
             self.sequences.freed_seq_ids = []
@@ -209,6 +211,7 @@ class Scheduler:
         for seq in unknown:
             step.dropped_seq_ids.add(seq.seq_id)
             seq.drop_samples()
+            self.kv.rewind(seq)
             self.sequences.hold(seq)
         return masks
 
@@ -363,6 +366,7 @@ class Scheduler:
         If blocks run out, the sequence with the lowest priority is preempted, possibly this one.
         """
         num_tokens = min(seq.num_uncomputed_tokens, step.budget)
+        num_tokens = self.kv.cut_chunk(seq, seq.num_computed_tokens, num_tokens)
         while num_tokens > 0 and seq.status is SequenceStatus.RUNNING:
             copies = self.kv.allocate_slots(seq, num_tokens)
             if copies is not None:

@@ -74,6 +74,9 @@ class SchedulerOutput:
     slices: list[Slice]
     num_decodes: int  # number of first slices that the next step may continue
     block_copies: list[tuple[int, int]]  # (from, to), in this order, before the step
+    # For each sequence of the step, the slots of the states that it reads and writes; empty if no
+    # layer keeps a state.
+    state_slots: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_sequences(self) -> int:

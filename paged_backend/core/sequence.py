@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import NamedTuple
 
 from paged_backend.core.seeds import derive_seed
 from paged_backend.core.sequence_grammar import SequenceGrammar
@@ -21,6 +22,13 @@ class SequenceStatus(IntEnum):
     WAITING = 0  # new or preempted: owns no block
     RUNNING = 1
     FINISHED = 2
+
+
+class State(NamedTuple):
+    """The state of a sequence after its first ``position`` tokens."""
+
+    position: int
+    slot: int
 
 
 class Sequence:
@@ -52,7 +60,7 @@ class Sequence:
         "grammar", "index", "max_num_tokens", "num_cached_tokens",
         "num_candidates", "num_charged_tokens", "num_computed_tokens", "num_draft_tokens",
         "num_output_placeholders", "num_prompt_tokens", "num_sent_blocks", "num_sent_tokens",
-        "prompt_logprobs", "queued_s", "request", "seed", "seq_id", "status", "token_ids",
+        "prompt_logprobs", "queued_s", "request", "seed", "seq_id", "states", "status", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +109,8 @@ class Sequence:
         self.num_sent_blocks = 0
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []  # hashes of full blocks, as far as they were needed
+        # States by position; the last one is that of the computed tokens. See StateSlots.
+        self.states: list[State] = []
         # Seconds of the monotonic clock.
         self.queued_s = time.monotonic()
         self.admitted_s: float | None = None  # for the first time

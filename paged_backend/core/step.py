@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 
 from paged_backend.core.drafter import NO_DRAFT, Draft
-from paged_backend.core.kv_cache_manager import BlockCopies
+from paged_backend.core.kv_cache_manager import BlockCopies, KVCacheManager
 from paged_backend.core.scheduler_output import (
     ContinuedDecodes,
     NewSequence,
@@ -15,7 +15,6 @@ from paged_backend.core.scheduler_output import (
     Slice,
 )
 from paged_backend.core.sequence import Sequence
-from paged_backend.values.kv_cache_groups import KVCacheLayout
 
 
 class ScheduledStep(NamedTuple):
@@ -101,19 +100,19 @@ class StepBuilder:
 
     def build(
         self,
-        layout: KVCacheLayout,
         siblings: Mapping[int, list[Sequence]],
         freed_seq_ids: list[int],
+        kv: KVCacheManager,
     ) -> SchedulerOutput:
         """Return the message for the worker, with what has changed since the previous message.
 
         Args:
-            layout: the groups of the block tables.
             siblings: the other completions of a request, by the ``seq_id`` of its first completion.
                 They sample their first token in the step that computes the end of the prompt.
             freed_seq_ids: sequences that the worker must forget before the step.
+            kv: the cache with the blocks and states of the sequences.
         """
-        new_sequences: list[NewSequence] = []
+        layout, new_sequences = kv.layout, list[NewSequence]()
         slices: list[Slice] = []
         block_copies: BlockCopies = []
         for seq, num_tokens, copies in self._slices.values():
@@ -136,8 +135,24 @@ class StepBuilder:
         new_decodes = [seq for seq, _ in islice(self.slices(), num_decodes)]
         self.decodes = self.continued + new_decodes
         return SchedulerOutput(
-            freed_seq_ids, new_sequences, continued, slices, num_decodes, block_copies
+            freed_seq_ids,
+            new_sequences,
+            continued,
+            slices,
+            num_decodes,
+            block_copies,
+            self._advance_states(kv),
         )
+
+    def _advance_states(self, kv: KVCacheManager) -> list[tuple[int, int]]:
+        """Return the slots of the states that the sequences of the step read and write."""
+        slots: list[tuple[int, int]] = []
+        if kv.states is not None:
+            for seq in self.continued:
+                slots += kv.advance_state(seq, 1)
+            for seq, num_tokens in self.slices():
+                slots += kv.advance_state(seq, num_tokens)
+        return slots
 
     def _continue(self) -> ContinuedDecodes:
         """Return what the worker needs to continue decodes."""

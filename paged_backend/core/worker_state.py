@@ -40,7 +40,12 @@ class WorkerState:
         new_decodes = scheduled[: output.num_decodes]
         self._decodes = continued.sequences + [self._sequences[s.seq_id] for s in new_decodes]
         return ScheduledBatch(
-            continued, scheduled, output.num_decodes, output.block_copies, output.freed_seq_ids
+            continued,
+            scheduled,
+            output.num_decodes,
+            output.block_copies,
+            output.freed_seq_ids,
+            output.state_slots,
         )
 
     def _continue(self, continued: ContinuedDecodes) -> ContinuedSequences:

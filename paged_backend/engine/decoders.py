@@ -18,19 +18,25 @@ from paged_backend.engine.loaded_model import (
     check_whole_prompts_fit,
     refuse_stages,
 )
+from paged_backend.engine.state_pool import refuse_with_states, sized
 from paged_backend.models.adapter_slots import AdapterSlots
 from paged_backend.models.base import Model
 from paged_backend.models.division import ONE_RANK, Ranks
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
 from paged_backend.models.loader import decoder_max_model_len, load_model
 from paged_backend.models.positions import check_positions
+from paged_backend.models.states import StateSpec
 from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.base import Platform
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
-from paged_backend.values.kv_cache_groups import KVCacheLayout, group_layers_of_stage
+from paged_backend.values.kv_cache_groups import (
+    KVCacheLayout,
+    StateLayout,
+    group_layers_of_stage,
+)
 from paged_backend.values.options.model import AUTO, GENERATE
 from paged_backend.values.options.scheduling import StepLimits
 from paged_backend.values.pooling_params import Pooling, PoolingType
@@ -71,6 +77,8 @@ class StoredDecoder:
             check_positions(config, max_model_len, pool_bytes)
         if self.is_reranker:
             refuse_stages(ranks, "for a model that scores pairs of texts")
+        if config.variant.state_mixers:
+            refuse_with_states(options, ranks, platform)
         has_output_layer = config.has_output_layer and pooling is None
         config = replace(config, has_output_layer=has_output_layer)
         by_expert = options.enable_expert_parallel
@@ -179,9 +187,17 @@ def _with_kv_pool(
         limits.max_num_batched_tokens,
         tuple(group.window for group in spec.groups),
     )
+    states = StateSpec(tuple(model.state_layers)) if model.state_layers else None
+    spec = replace(spec, states=states)
     draft = load_draft_model(options, platform, model, layout)
     specs = [spec] if draft is None else [spec, draft.spec]
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
+    if states is not None:
+        states = sized(states, budget, limits)
+        budget -= states.num_slots * states.bytes_per_slot
+        spec = replace(spec, states=states)
+        interval = options.state_interval
+        layout = replace(layout, states=StateLayout(states.num_slots, interval))
     block_bytes = sum(each.bytes_per_block for each in specs)
     room = torch.tensor([budget, block_bytes], device=platform.device)
     num_blocks = _num_blocks(layout, ranks.gather(room), max_model_len)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from paged_backend.models.layers import QKNorm
 from paged_backend.models.linear import LinearMethod
+from paged_backend.models.states import StatePool
+from paged_backend.values.kv_cache_groups import KVSizes
 
 _METADATA_DTYPES = {
     "positions": torch.int32,
@@ -50,6 +52,9 @@ class AttentionMetadata:
     # Number of blocks that all decodes begin with in groups without a window, for a backend that
     # can read them once for all; 0 to read them for each one. Every decode has more tokens.
     num_shared_blocks: int = 0
+    # [num_seqs, 2] int32, the slots of the states that each sequence reads and writes; None if no
+    # layer keeps a state.
+    state_slots: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, dtype in _METADATA_DTYPES.items():
@@ -57,6 +62,17 @@ class AttentionMetadata:
             for tensor in value if isinstance(value, tuple) else (value,):
                 if tensor.dtype != dtype or not tensor.is_contiguous():
                     raise TypeError(f"{name} must be contiguous and {dtype}, got {tensor.dtype}")
+
+    @property
+    def open_state_slots(self) -> Tensor:
+        """The slots of the states, for a layer that keeps one.
+
+        Raises:
+            TypeError: the step has none.
+        """
+        if self.state_slots is None:
+            raise TypeError("a step of a model with states has no slots")
+        return self.state_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +112,78 @@ class AttentionLayer:
     v_scale: Tensor | None = None
     reader: LinearMethod | None = None
 
+    @property
+    def kept(self) -> KVSizes:
+        """What the layer keeps for each token."""
+        return KVSizes(self.num_kv_heads, self.head_dim, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentLayer:
+    """One layer of latent attention, see `checkpoint.latent`.
+
+    All heads attend to the same row of a token: its latent vector, then its rotary key. The latent
+    vector is also the value.
+
+    Attributes:
+        index: the layer's number in the model.
+        num_heads: query heads.
+        rank: size of the latent vector.
+        rotary_dim: size of the rotary key.
+        scale: factor on the scores before the softmax.
+        cos_sin_cache: [max_positions, rotary_dim] float32: for each position the cosines of
+            rotary_dim / 2 angles, then their sines.
+    """
+
+    index: int
+    num_heads: int
+    rank: int
+    rotary_dim: int
+    scale: float
+    cos_sin_cache: Tensor
+
+    @property
+    def window(self) -> None:
+        """None: a token sees all positions up to its own."""
+        return None
+
+    @property
+    def row_size(self) -> int:
+        """The size of a row."""
+        return self.rank + self.rotary_dim
+
+    @property
+    def kept(self) -> KVSizes:
+        """What the layer keeps for each token."""
+        return KVSizes(1, self.row_size, 0)
+
+
+CachedLayer = AttentionLayer | LatentLayer
+"""A layer that keeps something of each token in the KV pool."""
+
 
 class AttentionBackend(ABC):
-    """Owns the KV pool of all layers and computes attention over it."""
+    """Owns the KV pool of all layers and computes attention over it.
 
-    @abstractmethod
+    All layers of a model are of one kind, and a backend has the method for this kind only.
+
+    Attributes:
+        states: the states of sequences, which some layers keep; None if no layer does.
+    """
+
+    states: StatePool | None = None
+
+    @property
+    def open_states(self) -> StatePool:
+        """The states, for a layer that keeps one.
+
+        Raises:
+            TypeError: there are none.
+        """
+        if self.states is None:
+            raise TypeError("the backend was made for a model without states")
+        return self.states
+
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         """Write the step's keys and values to the KV pool, and compute attention.
 
@@ -116,6 +199,26 @@ class AttentionBackend(ABC):
         Returns:
             [num_tokens, num_heads * head_dim].
         """
+        raise TypeError("this backend has no keys and values of heads")
+
+    def attend_latent(
+        self, layer: LatentLayer, q: Tensor, rows: Tensor, meta: AttentionMetadata
+    ) -> Tensor:
+        """Write the step's rows to the KV pool, and compute latent attention.
+
+        Before that, applies the rotary embedding to the last `rotary_dim` numbers of all queries
+        and rows.
+
+        Args:
+            layer: the layer that calls.
+            q: [num_tokens, num_heads, row_size] in the model's dtype. May be overwritten.
+            rows: [num_tokens, row_size] in the same dtype. May be overwritten.
+            meta: the layout of the step.
+
+        Returns:
+            [num_tokens, num_heads, rank], the sums of latent vectors, in the model's dtype.
+        """
+        raise TypeError("this backend has no latent vectors")
 
     @abstractmethod
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.classifier import Head
+from paged_backend.models.states import StateLayer
 
 
 class OutputConfig(Protocol):
@@ -48,6 +49,11 @@ class Model(Protocol):
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """The attention layers, in order."""
+        ...
+
+    @property
+    def state_layers(self) -> Sequence[StateLayer]:
+        """The layers that keep a state for each sequence, in order."""
         ...
 
     @property

@@ -11,7 +11,7 @@ from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.shape import QKNormScope
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
-from paged_backend.models.head_order import row_order
+from paged_backend.models.head_order import head_order, row_order
 from paged_backend.models.layers import Kernels, NormWeights, QKNorm
 from paged_backend.models.linear import LinearMethod, LinearSpec
 
@@ -22,15 +22,23 @@ class Attention:
     Args:
         config: sizes and variant of the model.
         index: the layer's number.
-        prefix: the name of the module in the checkpoint.
+        layer_name: the name of the layer in the checkpoint.
         cos_sin_cache: the layer's rotary table, see `AttentionLayer`.
         kernels: the platform.
     """
 
+    name = "self_attn"
+    kept_state = None
+
     def __init__(
-        self, config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
+        self,
+        config: ModelConfig,
+        index: int,
+        layer_name: str,
+        cos_sin_cache: Tensor,
+        kernels: Kernels,
     ) -> None:
-        variant = config.variant
+        variant, prefix = config.variant, f"{layer_name}.{self.name}"
         sizes = config.num_heads, config.num_kv_heads, config.head_dim
         self._norms = NormWeights(kernels, unit_offset=variant.unit_offset)
         self._head_norm = self._token_norm = None
@@ -49,6 +57,8 @@ class Attention:
             softcap=variant.attention_softcap,
             sinks=sinks,
         )
+        self._gated = variant.gated_attention
+        self._head_order = head_order(config.ropes[index], interleaved=variant.rotary.interleaved)
         self._query_size = config.num_heads * config.head_dim
         self._query_scales = _query_scales(config, cos_sin_cache, kernels.dtype)
         scale = StoredType((config.num_kv_heads,), optional=True, one_for_all=True)
@@ -60,6 +70,16 @@ class Attention:
         self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv, prefix, order))
         output = LinearSpec(self._query_size, {"o_proj": hidden}, biases.output, prefix)
         self.o_proj = kernels.linear(output)
+
+    @property
+    def reader(self) -> LinearMethod:
+        """The layer that alone reads the input."""
+        return self.qkv_proj
+
+    @property
+    def kept_tokens(self) -> AttentionLayer:
+        """The layer's keys and values."""
+        return self.layer
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to `self_attn`."""
@@ -76,11 +96,12 @@ class Attention:
         """Bring the filled weights into the form that the platform's kernels read."""
         self._norms.pack()
         if self._head_norm is not None:
-            self._head_norm.pack()
+            self._head_norm.pack(self._head_order.to(self._device))
         self.qkv_proj.pack()
         self.o_proj.pack()
         k_scale, v_scale = (self._kv_scale(place) for place in self._kv_scales.values())
-        self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale, reader=self.o_proj)
+        reader = None if self._gated else self.o_proj
+        self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale, reader=reader)
 
     def _kv_scale(self, place: StoredTensor) -> Tensor | None:
         if not place.filled:
@@ -88,9 +109,12 @@ class Attention:
         place.check_scale()
         return place.value.to(self._device, torch.float32).contiguous()
 
-    def attend(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
+    def mix(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
         """Compute attention without the output projection: [num_tokens, num_heads * head_dim]."""
         qkv = self.qkv_proj(x)
+        if self._gated:
+            gate, qkv = qkv[:, : self._query_size], qkv[:, self._query_size :].contiguous()
+            return backend.attend(self.layer, qkv, meta).mul_(gate.sigmoid())
         if self._token_norm is not None:
             self._token_norm.apply(qkv)
         if self._query_scales is not None:

@@ -7,22 +7,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paged_backend.checkpoint.mixers import DeltaShape, ShortConvShape
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
-from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.classifier import Classifier
+from paged_backend.models.delta import GatedDelta
 from paged_backend.models.embedding import EmbeddingMethod
+from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
+from paged_backend.models.mixer import Mixer
 from paged_backend.models.moe import MoeMLP
+from paged_backend.models.short_conv import ShortConv
+from paged_backend.models.states import StateLayer
 
 
 class DecoderLayer:
     """The weights of one layer.
 
     Attributes:
-        attention: the attention.
+        mixer: the attention, or what is in its place.
         mlp: the MLP, or the experts in its place.
         norms: the weights of the norms by their names in the checkpoint.
     """
@@ -33,7 +39,7 @@ class DecoderLayer:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
         names = config.variant.norms.names
         self.norms = {name: self._norm_weights.empty(config.hidden_size) for name in names}
-        self.attention = Attention(config, index, f"{prefix}.self_attn", cos_sin_cache, kernels)
+        self.mixer = _make_mixer(config, index, prefix, cos_sin_cache, kernels)
         moe = config.moe_of(index)
         self._mlp_name = "mlp" if moe is None else moe.names.module
         self.mlp: GatedMLP | MoeMLP
@@ -46,14 +52,14 @@ class DecoderLayer:
         """Return the weight tensors to fill, by checkpoint name relative to the layer."""
         return {
             **{f"{name}.weight": weight for name, weight in self.norms.items()},
-            **prefixed("self_attn", self.attention.parameters()),
+            **prefixed(self.mixer.name, self.mixer.parameters()),
             **prefixed(self._mlp_name, self.mlp.parameters()),
         }
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
         self._norm_weights.pack()
-        self.attention.pack()
+        self.mixer.pack()
         self.mlp.pack()
 
     def norm(self, name: str | None) -> Tensor | None:
@@ -101,9 +107,16 @@ class Decoder:
             )
 
     @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
+    def attention_layers(self) -> Sequence[CachedLayer]:
         """The attention layers, in order."""
-        return [layer.attention.layer for layer in self._layers.values()]
+        kept = (layer.mixer.kept_tokens for layer in self._layers.values())
+        return [layer for layer in kept if layer is not None]
+
+    @property
+    def state_layers(self) -> Sequence[StateLayer]:
+        """The layers that keep a state for each sequence, in order."""
+        kept = (layer.mixer.kept_state for layer in self._layers.values())
+        return [layer for layer in kept if layer is not None]
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
@@ -152,16 +165,16 @@ class Decoder:
         names = self.config.variant.norms
         layers = list(self._layers.values())
         nexts: list[tuple[Tensor | None, LinearMethod | None]] = [
-            (layer.norm(names.attention_input), layer.attention.qkv_proj) for layer in layers[1:]
+            (layer.norm(names.attention_input), layer.mixer.reader) for layer in layers[1:]
         ]
         nexts.append((self._norm, None))
         x = self._normed(hidden, layers[0].norm(names.attention_input))
         for layer, next_input in zip(layers, nexts, strict=True):
-            attended = layer.attention.attend(x, attention, meta)
+            attended = layer.mixer.mix(x, attention, meta)
             if layer is layers[-1] and logits_indices is not None:  # only these rows matter
                 attended, hidden = attended[logits_indices], hidden[logits_indices]
             output, mlp_input = layer.norm(names.attention_output), layer.norm(names.mlp_input)
-            o_proj, reader = layer.attention.o_proj, layer.mlp.reader
+            o_proj, reader = layer.mixer.o_proj, layer.mlp.reader
             x = self._add(hidden, o_proj, attended, output, (mlp_input, reader))
             x = self._add(hidden, layer.mlp, x, layer.norm(names.mlp_output), next_input)
         return x
@@ -220,6 +233,20 @@ class Decoder:
         if weight is None:
             return x
         return self._functions.rms_norm(x, weight, self.config.rms_norm_eps)
+
+
+def _make_mixer(
+    config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
+) -> Mixer:
+    """Return the attention of a layer, or what it has in place of it."""
+    shape = config.variant.state_mixer_of(index)
+    match shape:
+        case DeltaShape():
+            return GatedDelta(shape, index, prefix, config.rms_norm_eps, kernels)
+        case ShortConvShape():
+            return ShortConv(shape, index, prefix, kernels)
+    attention = Attention if config.variant.latent is None else LatentAttention
+    return attention(config, index, prefix, cos_sin_cache, kernels)
 
 
 def _layer(index: int) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.rope import Rope
+from paged_backend.checkpoint.shape import QKNormScope
 
 
 def row_order(config: ModelConfig, rope: Rope) -> dict[str, Tensor]:
@@ -21,10 +22,13 @@ def row_order(config: ModelConfig, rope: Rope) -> dict[str, Tensor]:
     is that of the kernels.
     """
     head = head_order(rope, interleaved=config.variant.rotary.interleaved)
+    if config.variant.gated_attention:
+        keys = _repeated(head, config.num_kv_heads)
+        return {"q_proj": _gates_first(head, config.num_heads), "k_proj": keys}
     if torch.equal(head, torch.arange(rope.head_dim)):
         return {}
-    if config.variant.qk_norm is not None:
-        raise ValueError("a norm of queries and keys needs the same pairs as the kernels")
+    if config.variant.qk_norm is QKNormScope.TOKEN:
+        raise ValueError("a norm of all queries needs the same pairs as the kernels")
     queries, keys = _repeated(head, config.num_heads), _repeated(head, config.num_kv_heads)
     if not config.variant.fused_qkv:
         return {"q_proj": queries, "k_proj": keys}
@@ -43,6 +47,17 @@ def head_order(rope: Rope, *, interleaved: bool) -> Tensor:
     still = torch.arange(rope.dim, rope.head_dim)
     first, second = (turning[0::2], turning[1::2]) if interleaved else turning.chunk(2)
     return torch.cat((first, still[: len(still) // 2], second, still[len(still) // 2 :]))
+
+
+def _gates_first(head: Tensor, count: int) -> Tensor:
+    """Return the order of the rows of several heads, each of which has a query and then a gate.
+
+    The gates of all heads come first, and then all queries.
+    """
+    size = len(head)
+    starts = torch.arange(count).unsqueeze(1) * 2 * size
+    gates = starts + size + torch.arange(size)
+    return torch.cat((gates.flatten(), (starts + head).flatten()))
 
 
 def _repeated(head: Tensor, count: int) -> Tensor:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from paged_backend.models.attention import AttentionLayer
+from paged_backend.models.attention import AttentionLayer, CachedLayer
+from paged_backend.models.states import StateSpec
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.kv_cache_groups import KVCacheGroup, group_layers
+from paged_backend.values.kv_cache_groups import KVCacheGroup, KVSizes, group_layers
 
 _FP8, _SCALE_BYTES = torch.float8_e4m3fn, 4
 
@@ -43,7 +44,7 @@ _SCALES = {
 
 
 def kv_cache_format(
-    option: str, layers: Sequence[AttentionLayer], supported: Sequence[torch.dtype]
+    option: str, layers: Sequence[CachedLayer], supported: Sequence[torch.dtype]
 ) -> KVCacheFormat:
     """Return the format of the KV cache for a value of the option ``kv_cache_dtype``.
 
@@ -56,10 +57,17 @@ def kv_cache_format(
         supported: what the platform can store; the first one is the default.
 
     Raises:
-        ConfigError: the platform does not support the dtype, or some layers lack scales.
+        ConfigError: the platform does not support the dtype, or some layers lack scales, or they
+            keep latent vectors and the dtype has 8 bits.
     """
     if option == "auto":
         return KVCacheFormat(supported[0])
+    heads = [layer for layer in layers if isinstance(layer, AttentionLayer)]
+    if len(heads) < len(layers) and option != "bfloat16":
+        raise ConfigError(
+            f"latent attention cannot have a KV cache in {option}; option kv_cache_dtype can be "
+            "bfloat16, or auto if the checkpoint asks for nothing else"
+        )
     if option == "bfloat16":
         chosen = KVCacheFormat(torch.bfloat16)
     elif option == "int8_per_token_head":
@@ -67,7 +75,7 @@ def kv_cache_format(
     elif option == "fp8_per_token_head":
         chosen = KVCacheFormat(_FP8, KVScales.TOKEN_HEAD)
     else:
-        chosen = KVCacheFormat(_FP8, _fp8_scales(layers))
+        chosen = KVCacheFormat(_FP8, _fp8_scales(heads))
     if chosen.dtype not in supported:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in supported)
         raise ConfigError(
@@ -98,24 +106,24 @@ class KVCacheSpec:
 
     Attributes:
         groups: the groups of the layers with attention.
-        num_kv_heads: heads of the keys and of the values.
-        head_dim: size of a head.
+        sizes: what each of the layers keeps for a token.
         block_size: tokens in a block.
         dtype: dtype of the stored numbers.
         scales: scales of the stored numbers.
+        states: the states of sequences; None if no layer keeps one.
     """
 
     groups: tuple[KVCacheGroup, ...]
-    num_kv_heads: int
-    head_dim: int
+    sizes: KVSizes
     block_size: int
     dtype: torch.dtype
     scales: KVScales = KVScales.NONE
+    states: StateSpec | None = None
 
     @classmethod
     def of(
         cls,
-        layers: Sequence[AttentionLayer],
+        layers: Sequence[CachedLayer],
         block_size: int,
         stored: KVCacheFormat,
         max_model_len: int,
@@ -134,20 +142,21 @@ class KVCacheSpec:
             ConfigError: the layers differ in their KV heads; blocks have one size in all layers.
         """
         first, *others = layers
-        sizes = first.num_kv_heads, first.head_dim
         for layer in others:
-            if (layer.num_kv_heads, layer.head_dim) != sizes:
+            kept = layer.kept
+            if kept != first.kept:
                 raise ConfigError(
-                    f"the checkpoint has {layer.num_kv_heads} KV heads of size {layer.head_dim} in "
-                    f"layer {layer.index}, but {sizes[0]} of size {sizes[1]} in layer "
-                    f"{first.index}; the KV heads of all layers must be alike"
+                    f"the checkpoint has {kept.num_heads} KV heads of size {kept.key_dim} in "
+                    f"layer {layer.index}, but {first.kept.num_heads} of size "
+                    f"{first.kept.key_dim} in layer {first.index}; the KV heads of all layers must "
+                    "be alike"
                 )
         if groups is None:
             groups = tuple(
                 KVCacheGroup(group.window, tuple(layers[place].index for place in group.layers))
                 for group in group_layers([layer.window for layer in layers], max_model_len)
             )
-        return cls(groups, *sizes, block_size, stored.dtype, stored.scales)
+        return cls(groups, first.kept, block_size, stored.dtype, stored.scales)
 
     @property
     def group_size(self) -> int:
@@ -175,10 +184,10 @@ class KVCacheSpec:
 
     @property
     def _layer_bytes(self) -> int:
-        head_bytes = self.head_dim * self.dtype.itemsize
+        numbers = self.sizes.numbers * self.dtype.itemsize
         if self.scales is KVScales.TOKEN_HEAD:
-            head_bytes += _SCALE_BYTES
-        return 2 * self.num_kv_heads * head_bytes
+            return numbers + self.sizes.vectors * _SCALE_BYTES
+        return numbers
 
 
 class KVCachePlace(NamedTuple):

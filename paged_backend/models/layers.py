@@ -73,11 +73,29 @@ class LayerFunctions(Protocol):
         """Add x * sigmoid(gate) to `out` in place; both are [rows, size], `gate` is [rows, 1]."""
         ...
 
-    def choose_experts(self, logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-        """Return the experts of each row, for `logits` [rows, num_experts].
+    def choose_experts(
+        self, logits: Tensor, routing: Routing, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the experts of each row.
 
-        They are the ids int32 and weights float32, [rows, num_experts_per_tok] each. The expert
-        with the largest logit comes first; of equal ones, the expert with the lowest id does.
+        Args:
+            logits: [rows, num_experts].
+            routing: the choice.
+            bias: [num_experts] float32, added to the experts' scores; None for none.
+
+        Returns:
+            The ids int32 and weights float32, [rows, num_experts_per_tok] each. The expert with the
+            largest score comes first; of equal ones, the expert with the lowest id does.
+        """
+        ...
+
+    def multiply_heads(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
+        """Multiply the numbers of each head by the weight of this head.
+
+        Args:
+            out: [rows, heads, outputs] the products. A row of a head is contiguous.
+            x: [rows, heads, inputs] in the same dtype. A row of a head is contiguous.
+            weight: [heads, inputs, outputs] contiguous, in the dtype of weights.
         """
         ...
 
@@ -265,7 +283,11 @@ class QKNorm:
         self.heads = torch.empty(shape, dtype=norms.dtype, device=norms.device)
         self._num_heads = num_heads
 
-    def pack(self) -> None:
-        """Repeat the weights for each head, for kernels that do not tell queries from keys."""
-        self.heads[: self._num_heads] = self.query
-        self.heads[self._num_heads :] = self.key
+    def pack(self, order: Tensor) -> None:
+        """Repeat the weights for each head, for kernels that do not tell queries from keys.
+
+        Args:
+            order: [head_dim] int64, the checkpoint's dimension for each dimension of a head.
+        """
+        self.heads[: self._num_heads] = self.query[order]
+        self.heads[self._num_heads :] = self.key[order]

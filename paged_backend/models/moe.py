@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import MoeShape
@@ -26,11 +27,15 @@ class Router:
         spec = LinearSpec(moe.hidden_size, parts, moe.bias, prefix, full_precision=True)
         self._linear = kernels.linear(spec)
         self._routing = moe.routing
+        self._bias: dict[str, Tensor] = {}
+        if moe.routing.biased:
+            bias = torch.empty(moe.num_experts, device=kernels.device)
+            self._bias[f"{moe.names.router}.{moe.names.bias}"] = bias
         self._choose_experts = kernels.layers.choose_experts
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to the module."""
-        return self._linear.parameters()
+        return self._linear.parameters() | self._bias
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
@@ -39,10 +44,11 @@ class Router:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ids int32 and the weights float32 of the experts of each row of `x`.
 
-        Both are [rows, num_experts_per_tok], and the expert with the largest logit comes first. Of
+        Both are [rows, num_experts_per_tok], and the expert with the largest score comes first. Of
         equal ones, the expert with the lowest id does.
         """
-        return self._choose_experts(self._linear(x), self._routing)
+        bias = next(iter(self._bias.values()), None)
+        return self._choose_experts(self._linear(x), self._routing, bias)
 
 
 class SharedExpertMLP:
@@ -57,7 +63,8 @@ class SharedExpertMLP:
     def __init__(self, moe: MoeShape, prefix: str, kernels: Kernels) -> None:
         assert moe.shared_expert is not None
         hidden, inner = moe.hidden_size, moe.shared_expert.intermediate_size
-        parts, name = {"gate_proj": inner, "up_proj": inner}, f"{prefix}.shared_expert"
+        parts, name = {"gate_proj": inner, "up_proj": inner}, f"{prefix}.{moe.names.shared}"
+        self._name = moe.names.shared
         self._gate_up_proj = kernels.linear(LinearSpec(hidden, parts, prefix=name, gated=True))
         self._down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, prefix=name))
         gate = LinearSpec(hidden, {"shared_expert_gate": 1}, prefix=prefix, full_precision=True)
@@ -67,7 +74,7 @@ class SharedExpertMLP:
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to the layer's module."""
         parts = self._gate_up_proj.parameters() | self._down_proj.parameters()
-        parameters = {f"shared_expert.{name}": place for name, place in parts.items()}
+        parameters = {f"{self._name}.{name}": place for name, place in parts.items()}
         return parameters if self._gate is None else parameters | self._gate.parameters()
 
     def pack(self) -> None:

@@ -25,7 +25,7 @@ def check_positions(model: ModelConfig, max_model_len: int, pool_bytes: int) -> 
     """
     tables = len(set(model.ropes)) * model.head_dim * _NUMBER_BYTES * max_model_len
     layers = sum(window is None for window in model.windows)
-    keys_and_values = 2 * model.num_kv_heads * model.head_dim * layers * max_model_len
+    keys_and_values = model.kept.numbers * layers * max_model_len
     needed = max(tables, keys_and_values)
     if tables > MAX_TABLE_BYTES and needed > pool_bytes:
         raise ConfigError(

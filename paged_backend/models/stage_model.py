@@ -17,6 +17,7 @@ from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.base import LoadableModel
 from paged_backend.models.division import Group
+from paged_backend.models.states import StateLayer
 
 
 @runtime_checkable
@@ -86,6 +87,11 @@ class StageModel:
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """The attention layers of this stage, in order."""
         return self._part.attention_layers
+
+    @property
+    def state_layers(self) -> Sequence[StateLayer]:
+        """The layers of this stage that keep a state for each sequence, in order."""
+        return self._part.state_layers
 
     @torch.inference_mode()
     def forward(

@@ -17,6 +17,7 @@ from paged_backend.models.attention import AttentionBackend, AttentionLayer, Att
 from paged_backend.models.division import ONE_RANK, Division, Group, Ranks
 from paged_backend.models.loader import decoder_max_model_len
 from paged_backend.models.rank_kernels import RankKernels
+from paged_backend.models.states import StateLayer
 from paged_backend.models.transformers_attention import NAME, LayerFinder, PagedStep, attend_with
 from paged_backend.models.transformers_check import (
     AttentionKernels,
@@ -55,6 +56,7 @@ class TransformersModel:
         self.config = config
         self.max_model_len = max_model_len
         self.attention_layers: Sequence[AttentionLayer] = ()
+        self.state_layers: Sequence[StateLayer] = ()
         self.windows: Windows = ()
         self._model = model
         self._layers: Sequence[AttentionLayer] = ()

@@ -13,6 +13,7 @@ from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Encoder, Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import PlatformKernels
+from paged_backend.models.states import StateFunctions
 from paged_backend.models.step_context import StepContext
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.kv_cache_groups import KVCacheLayout
@@ -96,6 +97,11 @@ class Platform(PlatformKernels, Protocol):
     @property
     def supports_cascade_attention(self) -> bool:
         """Whether attention can read a shared prefix once for all sequences that have it."""
+        ...
+
+    @property
+    def state_functions(self) -> StateFunctions | None:
+        """The functions on states of sequences; None if the platform has none."""
         ...
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:

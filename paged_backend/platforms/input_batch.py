@@ -42,6 +42,8 @@ class InputBatch:
     prompts: list[PromptLogprobsSpec]  # the specs of these rows, in order
     pool_indices: Longs  # rows that are pooled; there are then no samples and no prompts
     pools: list[PoolSpec]  # the specs of these rows, in order
+    # [num_seqs, 2] slots of the states that each sequence reads and writes; [0, 2] without states.
+    state_slots: Ints
 
     @property
     def samples(self) -> list[SampleSpec]:
@@ -60,6 +62,9 @@ class InputBatch:
     def other_indices(self) -> Longs:
         """Rows for prompt log-probabilities, or for embeddings."""
         return self.pool_indices if self.pools else self.prompt_indices
+
+
+_NO_STATES: Ints = np.zeros((0, 2), np.int32)
 
 
 class InputBatchBuilder:
@@ -82,6 +87,9 @@ class InputBatchBuilder:
         batch = self._continue(scheduled_batch.continued)
         if scheduled_batch.scheduled or not batch.continued:
             batch = _joined(batch, self._flatten(scheduled_batch.scheduled))
+        if scheduled_batch.state_slots:
+            slots = np.array(scheduled_batch.state_slots, np.int32)
+            batch = replace(batch, state_slots=slots)
         num_decodes = len(batch.continued) + scheduled_batch.num_decodes
         self._positions = batch.positions[:num_decodes]
         self._slots = batch.slot_mappings[:, :num_decodes]
@@ -117,6 +125,7 @@ class InputBatchBuilder:
             prompts=[],
             pool_indices=np.zeros(0, np.int64),
             pools=[],
+            state_slots=_NO_STATES,
         )
 
     def _flatten(self, items: list[ScheduledSequence]) -> InputBatch:
@@ -150,6 +159,7 @@ class InputBatchBuilder:
             prompts=[item.prompt_logprobs for item in items if item.prompt_logprobs is not None],
             pool_indices=pool_indices(items, query_start_loc),
             pools=[item.pool for item in items if item.pool is not None],
+            state_slots=_NO_STATES,
         )
 
     def _slots_of(

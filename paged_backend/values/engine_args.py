@@ -126,7 +126,7 @@ _NO_MEANING = frozenset(
     cudagraph_capture_sizes max_cudagraph_capture_size optimization_level performance_mode
     attention_backend attention_config kernel_config ir_op_priority enable_flashinfer_autotune
     gdn_prefill_backend kda_prefill_backend mamba_cache_dtype
-    mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode mamba_backend mamba_config
+    mamba_ssm_cache_dtype mamba_backend mamba_config
     enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds
 
     ignore_patterns pt_load_map_location safetensors_load_strategy allow_deprecated_quantization

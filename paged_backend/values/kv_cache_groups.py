@@ -5,9 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
 
 MAX_GROUPS = 8
 """Number of groups that a model should not exceed: each one adds a block table to each sequence."""
+
+
+class KVSizes(NamedTuple):
+    """The numbers that a layer keeps for each token."""
+
+    num_heads: int
+    key_dim: int  # numbers of a head's key
+    value_dim: int  # numbers of a head's value; 0 if values are parts of the keys
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of a token's keys and values."""
+        return self.num_heads * (self.key_dim + self.value_dim)
+
+    @property
+    def vectors(self) -> int:
+        """The vectors of a token, each of which may have a scale."""
+        return self.num_heads * (2 if self.value_dim else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,13 @@ def _group_size(num_layers: dict[int | None, int], max_model_len: int) -> int:
     return min(allowed, key=places_held)
 
 
+class StateLayout(NamedTuple):
+    """The slots for the states of sequences, which some layers keep beside tokens' blocks."""
+
+    num_slots: int  # with slot 0, which stands for the state at the start of a sequence
+    interval: int  # tokens between the states that the prefix cache keeps; 0: it keeps none
+
+
 @dataclass(frozen=True, slots=True)
 class KVCacheLayout:
     """The groups as the scheduler sees them, and the number of blocks that a sequence needs.
@@ -103,11 +129,13 @@ class KVCacheLayout:
         max_num_batched_tokens: maximum number of tokens that a step computes.
         windows: the window of each group; None if its tokens see all positions. Empty for a model
             without a KV cache, which computes a whole prompt in one step.
+        states: slots for the states of sequences; None if no layer keeps a state.
     """
 
     block_size: int
     max_num_batched_tokens: int
     windows: tuple[int | None, ...] = (None,)
+    states: StateLayout | None = None
 
     @property
     def num_groups(self) -> int:

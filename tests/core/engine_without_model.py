@@ -26,6 +26,7 @@ from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
 from paged_backend.core.sequence import PLACEHOLDER, Sequence
+from paged_backend.core.state_slots import ZERO_SLOT
 from paged_backend.core.stopping import EndConditions
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.executor.messages import decode_scheduler_output, encode
@@ -264,6 +265,7 @@ class EngineWithoutModel:
         tenant_weights=None,
         drafter=None,
         windows=(None,),
+        states=None,
         scheduler_type=Scheduler,
         grammar_time=None,
         hash_key=HASH_KEY,
@@ -282,7 +284,7 @@ class EngineWithoutModel:
             ),
             KVCacheManager(
                 num_blocks,
-                KVCacheLayout(block_size, max_num_batched_tokens, tuple(windows)),
+                KVCacheLayout(block_size, max_num_batched_tokens, tuple(windows), states),
                 enable_prefix_caching=enable_prefix_caching,
                 hash_key=hash_key,
                 has_journal=has_journal,
@@ -294,6 +296,8 @@ class EngineWithoutModel:
         self.depth = int(async_scheduling)
         self.results: deque[ModelRunnerOutput] = deque()
         self.last_token: dict[int, int] = {}  # seq_id -> sampled last, as a device keeps it
+        self.states = {ZERO_SLOT: []}  # the tokens that each slot stands for
+        self.state_of = {}  # by seq_id, after the newest step
         self.content = [[None] * block_size for _ in range(num_blocks)]
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
@@ -361,12 +365,32 @@ class EngineWithoutModel:
                 for block_id in item.block_ids[block * self.num_groups :][: self.num_groups]:
                     assert block_id != NULL_BLOCK
                     self.content[block_id][slot] = token
+        if plan.state_slots:
+            self._advance_states(plan)
+
+    def _advance_states(self, plan: ScheduledBatch) -> None:
+        items = list(plan.all_sequences())
+        reads, writes = zip(*plan.state_slots, strict=True)
+        assert len(items) == len(set(writes)) == len(reads)
+        assert ZERO_SLOT not in writes
+        written = {}
+        for item, read, write in zip(items, reads, writes, strict=True):
+            assert read == write or read not in writes, "another sequence overwrites it"
+            state = self.states[read]
+            assert len(state) == item.start, "a state of another position"
+            known = [
+                self.last_token[item.seq_id] if token == PLACEHOLDER else token
+                for token in item.token_ids
+            ]
+            written[write] = self.state_of[item.seq_id] = state + known
+        self.states |= written
 
     def _check_arrays(self, plan: ScheduledBatch) -> None:
         """Check that continued decodes give the same arrays as slices."""
         batch = self.inputs.build(plan)
         builder = InputBatchBuilder(self.block_size, self.num_groups)
-        wanted = builder.build(ScheduledBatch.of(list(plan.all_sequences())))
+        slices = ScheduledBatch.of(list(plan.all_sequences()))
+        wanted = builder.build(replace(slices, state_slots=plan.state_slots))
         for field in fields(InputBatch):
             got = getattr(batch, field.name)
             if isinstance(got, np.ndarray):
@@ -420,6 +444,8 @@ class EngineWithoutModel:
             for spec in item.samples:
                 assert spec.num_output_tokens < spec.params.max_tokens, "a token too many"
                 seen = self._seen(tables, spec.context)
+                if plan.state_slots:
+                    assert seen == self.state_of[item.seq_id], "the state is of other tokens"
                 token = next_token(seen, spec.seed)
                 sampled.append(nearest(token, allowed.get(len(sampled))))
                 self.last_token[spec.seq_id] = sampled[-1]

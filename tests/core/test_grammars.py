@@ -30,6 +30,7 @@ from paged_backend.core.grammar_budget import StepTime
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
 from paged_backend.core.step_results import MAX_FORCED_TOKENS
+from paged_backend.values.kv_cache_groups import StateLayout
 from paged_backend.values.request import Request
 
 wanted = st.lists(st.tuples(requests, st.booleans()), min_size=1, max_size=8)
@@ -75,6 +76,7 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     caching=False,
     make_drafter=lambda: RandomDrafter(0),
     delays=None,
+    states=None,
 )
 @example(  # a sequence with forced tokens still has the blocks of wrong drafts
     wanted=[(plain([*range(1, 30), 1, 1, 2], n=2, max_tokens=6), True)],
@@ -84,6 +86,7 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     caching=True,
     make_drafter=lambda: PrecomputedDrafter(4, 0),
     delays=None,
+    states=None,
 )
 @given(
     wanted=wanted,
@@ -93,9 +96,10 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     caching=st.booleans(),
     make_drafter=drafters,
     delays=st.none() | st.integers(0, 99),
+    states=st.sampled_from([None, StateLayout(5, 8), StateLayout(30, 4)]),
 )
 def test_tokens_under_a_grammar_depend_on_nothing_else(
-    wanted, lives, num_blocks, async_scheduling, caching, make_drafter, delays
+    wanted, lives, num_blocks, async_scheduling, caching, make_drafter, delays, states
 ):
     """Not on other sequences, preemption, forced tokens, drafts, delays, or engines' deaths."""
     open_requests = {
@@ -113,7 +117,8 @@ def test_tokens_under_a_grammar_depend_on_nothing_else(
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
             async_scheduling=async_scheduling,
-            drafter=make_drafter(),
+            drafter=make_drafter() if states is None else None,
+            states=states,
         )
         for request, constrained in open_requests.values():
             keys = [(request.request_id, index) for index in range(request.params.n)]

@@ -26,6 +26,30 @@ def test_equals_the_reference(
     torch.testing.assert_close(weights.double(), wanted, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("num_experts", "top_k", "groups"),
+    [(8, 3, None), (12, 4, (4, 2, 2)), (40, 8, (5, 3, 1)), (16, 6, (2, 1, 2))],
+)
+def test_groups_and_biases_choose_but_do_not_weigh(
+    num_experts: int,
+    top_k: int,
+    groups: tuple[int, int, int] | None,
+    biased: bool,
+    scoring: str,
+    device: torch.device,
+) -> None:
+    logits = 2 * torch.randn(9, num_experts, device=device)
+    bias = 0.4 * torch.randn(num_experts, device=device) if biased else None
+    options: dict[str, Any] = {"scoring": scoring, "normalize": True, "scale": 2.5}
+    options |= {"bias": bias, "groups": groups}
+    ids, weights = choose_experts(logits, top_k, **options)
+    wanted_ids, wanted = reference.choose_experts(logits, top_k, **options)
+    assert torch.equal(ids.long(), wanted_ids)
+    torch.testing.assert_close(weights.double(), wanted, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_of_equal_logits_the_lowest_id_comes_first(
     dtype: torch.dtype, device: torch.device
@@ -62,6 +86,8 @@ def test_bad_calls_name_the_argument(device: torch.device) -> None:
         "logits": [good["logits"][0], good["logits"].long(), torch.zeros(1, 1025, device=device)],
         "top_k": [0, 9],
         "scoring": ["relu"],
+        "bias": [torch.zeros(7, device=device)],
+        "groups": [(3, 1, 1), (4, 5, 1), (4, 2, 3), (8, 1, 1)],
     }
     for name, bad in changes.items():
         for value in bad:

@@ -11,6 +11,7 @@ import torch
 from checkpoints import make_checkpoint
 
 from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.checkpoint.moe import ExpertGroups, Scoring
 from paged_backend.checkpoint.shape import Activation, LayerNorms, Rotary
 from paged_backend.models.attention import AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
@@ -24,6 +25,13 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"windows": ()}),
     ("ministral", {"windows": ()}),
     ("ministral3", {"query_growth": None}),
+    ("deepseek-v2", {"attention_scale": 24**-0.5}),
+    ("deepseek-v3", {"attention_scale": 24**-0.5}),
+    ("deepseek-v3", {"rotary": Rotary()}),
+    ("minicpm3", {"rotary": Rotary(interleaved=True)}),
+    ("minicpm3", {"embedding_scale": 1.0}),
+    ("minicpm3", {"residual_scale": 1.0}),
+    ("minicpm3", {"logits_scale": 1.0}),
     ("gemma2", {"windows": ()}),
     ("gemma2", {"attention_softcap": None}),
     ("gemma2", {"logits_softcap": None}),
@@ -70,6 +78,30 @@ def test_a_part_that_is_left_out_shows(
         expected = reference(torch.arange(LENGTH).unsqueeze(0)).logits[0]
     torch.testing.assert_close(logits(tmp_path, {}), expected, atol=1e-4, rtol=1e-4)
     assert (logits(tmp_path, changes) - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("deepseek-v2", {"groups": None}),
+        ("deepseek-v2", {"scale": 1.0}),
+        ("deepseek-v3", {"groups": None}),
+        ("deepseek-v3", {"groups": ExpertGroups(4, 2, num_scored=1)}),
+        ("deepseek-v3", {"scale": 1.0}),
+        ("deepseek-v3", {"norm_topk_prob": False}),
+        ("glm4-moe-lite", {"scoring": Scoring.SOFTMAX}),
+    ],
+)
+def test_a_part_of_the_routing_that_is_left_out_shows(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = make_checkpoint(family, tmp_path)
+    with torch.no_grad():
+        expected = reference(torch.arange(LENGTH).unsqueeze(0)).logits[0]
+    moe = load_model_config(tmp_path).moe
+    assert moe is not None
+    changed = replace(moe, routing=replace(moe.routing, **changes))
+    assert (logits(tmp_path, {"moe": changed}) - expected).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from paged_backend.tools.plan.sizes import (
 )
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.kv_cache_groups import KVCacheGroup, KVCacheLayout
+from paged_backend.values.kv_cache_groups import KVCacheGroup, KVCacheLayout, KVSizes
 from paged_backend.values.options.scheduling import GPU_LIMITS
 
 KIB, GIB = 2**10, 2**30
@@ -149,7 +149,7 @@ def test_kv_bytes_of_llama_3() -> None:
 def test_the_engine_makes_blocks_of_as_many_bytes(name: str) -> None:
     shape = shape_of(name)
     group = KVCacheGroup(None, tuple(range(shape.num_layers)))
-    heads = ((group,), shape.num_kv_heads, shape.head_dim)
+    heads = ((group,), KVSizes(shape.num_kv_heads, shape.head_dim, shape.head_dim))
     spec = KVCacheSpec(*heads, block_size=32, dtype=torch.float16)
     assert spec.bytes_per_block == 32 * kv(shape, "float16").bytes_per_token
     spec = KVCacheSpec(*heads, 32, torch.int8, KVScales.TOKEN_HEAD)
@@ -468,3 +468,43 @@ def test_a_step_reads_the_experts_that_its_tokens_choose(mixture: ModelShape) ->
     active = 3.35e9 - 151_936 * 2048  # published as 3.3B, of which the embedding is looked up
     assert step.bound == "memory"
     assert step.seconds == pytest.approx(2 * active / gpu.bytes_per_s, rel=0.01)
+
+
+# Latent attention
+
+
+def deepseek_v3() -> ModelShape:
+    """DeepSeek-V3: its config.json names what differs from the family's defaults."""
+    values = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "hidden_size": 7168,
+        "intermediate_size": 18_432,
+        "max_position_embeddings": 163_840,
+        "num_attention_heads": 128,
+        "num_hidden_layers": 61,
+        "num_nextn_predict_layers": 1,
+        "vocab_size": 129_280,
+    }
+    return read_shape(ConfigFile(values, "config.json"))
+
+
+def test_parameters_of_deepseek_v3() -> None:
+    assert count_parameters(deepseek_v3()).total == 671_026_419_200  # published as 671B
+
+
+def test_latent_attention_keeps_a_row_for_each_token() -> None:
+    shape = deepseek_v3()
+    assert kv(shape).bytes_per_token == 61 * (512 + 64) * 2
+    assert kv(shape, num_gpus=8).bytes_per_token == kv(shape).bytes_per_token
+    group = KVCacheGroup(None, tuple(range(shape.num_layers)))
+    spec = KVCacheSpec((group,), shape.kept, block_size=32, dtype=torch.bfloat16)
+    assert spec.bytes_per_block == 32 * kv(shape).bytes_per_token
+
+
+def test_all_heads_of_latent_attention_multiply_whole_rows() -> None:
+    # Each of 128 heads multiplies 576 numbers of a row for its score, and adds 512.
+    assert prompt_attention_flops(deepseek_v3(), 2) == 61 * 3 * 2 * 128 * (576 + 512)
+
+
+def test_gpus_that_share_latent_attention_divide_its_heads() -> None:
+    assert list(group_sizes(deepseek_v3())) == [1, 2, 4, 8, 16, 32, 64]

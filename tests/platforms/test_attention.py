@@ -16,7 +16,7 @@ from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.portable.attention import TorchAttention
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.kv_cache_groups import KVCacheGroup
+from paged_backend.values.kv_cache_groups import KVCacheGroup, KVSizes
 
 NUM_LAYERS = 2
 GROUPS = (KVCacheGroup(None, tuple(range(NUM_LAYERS))),)
@@ -84,13 +84,13 @@ class Batch:
         self.lengths = lengths
         self.spec = spec
         self.heads = heads
-        width = (heads + 2 * spec.num_kv_heads) * spec.head_dim
+        width = (heads + 2 * spec.sizes.num_heads) * spec.sizes.key_dim
         self.qkv = [torch.randn(total, width) for _, total in lengths]
         per_seq = [-(-total // spec.block_size) for _, total in lengths]
         self.num_blocks = 2 * sum(per_seq) + 1
         ids = (torch.randperm(self.num_blocks - 1) + 1)[: sum(per_seq)].int()
         self.tables = list(torch.split(ids, per_seq))
-        self.rotary = make_rotary(max(total for _, total in lengths), spec.head_dim)
+        self.rotary = make_rotary(max(total for _, total in lengths), spec.sizes.key_dim)
         self.options: dict[str, Any] = {}  # options of the layers
         self.as_stored: Callable[[Tensor], Tensor] = lambda x: x
 
@@ -127,7 +127,7 @@ class Batch:
         return backend.attend(self.layer(layer, window), rows.clone(), self.meta(spans))
 
     def layer(self, index: int, window: int | None) -> AttentionLayer:
-        kv_heads, head_dim = self.spec.num_kv_heads, self.spec.head_dim
+        kv_heads, head_dim = self.spec.sizes.num_heads, self.spec.sizes.key_dim
         sizes = self.heads, kv_heads, head_dim, head_dim**-0.5
         return AttentionLayer(
             index, *sizes, cos_sin_cache=self.rotary, window=window, **self.options
@@ -152,7 +152,7 @@ def make_batch(
     lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, block_size: int
 ) -> Batch:
     torch.manual_seed(0)
-    spec = KVCacheSpec(GROUPS, kv_heads, head_dim, block_size, torch.float32)
+    spec = KVCacheSpec(GROUPS, KVSizes(kv_heads, head_dim, head_dim), block_size, torch.float32)
     return Batch(lengths, spec, heads)
 
 
@@ -306,5 +306,5 @@ def test_a_group_with_an_unused_place() -> None:
 
 def test_bytes_of_a_block() -> None:
     group = KVCacheGroup(None, tuple(range(8)))
-    spec = KVCacheSpec((group,), 4, 64, 16, torch.float32)
+    spec = KVCacheSpec((group,), KVSizes(4, 64, 64), 16, torch.float32)
     assert spec.bytes_per_block == 2 * 8 * 4 * 64 * 16 * 4

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from paged_kernels.reference import choose_experts as reference
 from torch import Tensor
 
-from paged_backend.checkpoint.moe import ExpertNames, Routing, Scoring, SwiGLU
+from paged_backend.checkpoint.moe import ExpertGroups, ExpertNames, Routing, Scoring, SwiGLU
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.linear import LinearProduct
 from paged_backend.platforms.base import Platform
@@ -214,6 +215,29 @@ def test_choice(
     for row in range(64):
         alone = functions.choose_experts(logits[row : row + 1], routing)
         assert torch.equal(alone[0][0], ids[row]) and torch.equal(alone[1][0], weights[row])
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("scoring", [Scoring.SOFTMAX, Scoring.SIGMOID])
+@pytest.mark.parametrize("groups", [None, ExpertGroups(5, 3, 2), ExpertGroups(8, 2, 1)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_choice_within_groups(
+    functions: Any, biased: bool, groups: ExpertGroups | None, scoring: Scoring
+) -> None:
+    torch.manual_seed(0)
+    logits, bias = 3 * torch.randn(64, 40), 0.3 * torch.randn(40) if biased else None
+    routing = Routing(6, scoring, True, 2.5, biased, groups)
+    ids, weights = functions.choose_experts(logits, routing, bias)
+    numbers = None if groups is None else (groups.count, groups.chosen, groups.num_scored)
+    options: dict[str, Any] = {"scoring": scoring.value, "normalize": True, "scale": 2.5}
+    wanted_ids, wanted = reference.choose_experts(logits, 6, **options, bias=bias, groups=numbers)
+    assert torch.equal(ids.long(), wanted_ids)
+    torch.testing.assert_close(weights.double(), wanted, rtol=2e-6, atol=1e-9)
+    for row in range(64):
+        alone = functions.choose_experts(logits[row : row + 1], routing, bias)
+        assert torch.equal(alone[0][0], ids[row]) and torch.equal(alone[1][0], weights[row])
+    none, _ = functions.choose_experts(logits[:0], routing, bias)
+    assert none.shape == (0, 6)
 
 
 @FUNCTIONS

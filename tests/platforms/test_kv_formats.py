@@ -24,6 +24,7 @@ from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec, KVScales, 
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.portable.kv_pool import quantize, token_head_scales
 from paged_backend.values.errors import ConfigError
+from paged_backend.values.kv_cache_groups import KVSizes
 
 FP8 = torch.float8_e4m3fn
 FORMATS = [
@@ -59,7 +60,9 @@ def make_batch(
 ) -> Batch:
     """A batch without rotation, so that the stored numbers follow from the input alone."""
     torch.manual_seed(0)
-    spec = KVCacheSpec(GROUPS, 2, head_dim, block_size, stored.dtype, stored.scales)
+    spec = KVCacheSpec(
+        GROUPS, KVSizes(2, head_dim, head_dim), block_size, stored.dtype, stored.scales
+    )
     batch = Batch(lengths, spec, heads)
     longest = max(total for _, total in lengths)
     batch.rotary = torch.cat(
@@ -179,7 +182,7 @@ def test_what_a_platform_does_not_store() -> None:
 
 
 def test_capacity() -> None:
-    spec = KVCacheSpec(GROUPS, 4, 64, 16, torch.float32)
+    spec = KVCacheSpec(GROUPS, KVSizes(4, 64, 64), 16, torch.float32)
     int8 = replace(spec, dtype=torch.int8, scales=KVScales.TOKEN_HEAD)
     assert int8.bytes_per_block == 2 * NUM_LAYERS * 4 * (64 + 4) * 16
     assert spec.bytes_per_block / int8.bytes_per_block > 3.5

@@ -47,6 +47,10 @@ def torch_threads() -> Iterator[None]:
         pytest.param("olmo3", {}, [TP2_PP2], id="the same with sliding windows"),
         pytest.param("olmoe", {}, [EP2], id="the same with experts"),
         pytest.param("qwen2-moe", EVEN, [TP2, EP2, TP2_PP2], id="experts, one of them shared"),
+        pytest.param("deepseek-v2-lite", {}, [TP2], id="latent attention"),
+        pytest.param(
+            "deepseek-v3", EVEN, [EP2, TP2_PP2], id="the same with biases and groups of experts"
+        ),
         pytest.param(
             "gpt-oss", {}, [TP2, TP2_PP2 | EP2], id="fused experts with biases, sinks, windows"
         ),

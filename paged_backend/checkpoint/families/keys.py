@@ -9,7 +9,7 @@ from paged_backend.checkpoint.limits import MAX_WINDOW
 from paged_backend.checkpoint.shape import Biases, Rotary, Windows
 from paged_backend.values.validation import shorten
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 class ActivationKey(NamedTuple):
@@ -47,12 +47,15 @@ def all_biases(config: ConfigFile) -> Biases:
     return Biases(qkv=attention, output=attention, mlp=config.flag("mlp_bias", False))
 
 
-def layer_types(config: ConfigFile, default: tuple[str, ...]) -> tuple[str, ...]:
-    """Read each layer's kind of attention, one of `FULL` and `SLIDING`.
+def layer_types(
+    config: ConfigFile, default: tuple[str, ...], known: tuple[str, ...] = (FULL, SLIDING)
+) -> tuple[str, ...]:
+    """Read each layer's kind of attention.
 
     Args:
         config: the file.
         default: the kind of each layer, if the file does not say.
+        known: the kinds that the family has.
     """
     kinds = config.value("layer_types")
     if kinds is None:
@@ -60,8 +63,9 @@ def layer_types(config: ConfigFile, default: tuple[str, ...]) -> tuple[str, ...]
     if not isinstance(kinds, list) or len(kinds) != len(default):
         raise config.error("layer_types", f"must be a list of {len(default)} strings")
     for kind in kinds:
-        if kind not in (FULL, SLIDING):
-            raise config.error("layer_types", f"holds {shorten(kind)}; known: {FULL}, {SLIDING}")
+        if kind not in known:
+            names = ", ".join(known)
+            raise config.error("layer_types", f"holds {shorten(kind)}; known: {names}")
     return tuple(kinds)
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.keys import (
     FULL,
+    LINEAR,
     SLIDING,
     attention_biases,
     layer_types,
     one_window,
+    rotary_dim,
     windows_of,
 )
+from paged_backend.checkpoint.mixers import DeltaShape
+from paged_backend.checkpoint.moe import MoeShape
 from paged_backend.checkpoint.moe_reader import read_qwen2_moe, read_qwen3_moe
-from paged_backend.checkpoint.shape import Biases, QKNormScope, Variant, Windows
+from paged_backend.checkpoint.shape import Biases, QKNormScope, Rotary, Variant, Windows
 from paged_backend.values.validation import shorten
 
 
@@ -47,6 +53,63 @@ def qwen3_moe(config: ConfigFile, num_layers: int) -> Variant:
         moe=read_qwen3_moe(config),
         moe_layers=_moe_layers(config, num_layers),
     )
+
+
+def qwen3_next(config: ConfigFile, num_layers: int) -> Variant:
+    """Read the variant of a Qwen3-Next checkpoint, with linear attention in most layers."""
+    return replace(
+        _hybrid(config, num_layers, fused=True),
+        moe=_shared_moe(config),
+        moe_layers=_moe_layers(config, num_layers),
+    )
+
+
+def qwen3_5(config: ConfigFile, num_layers: int) -> Variant:
+    """Read the variant of the decoder of a Qwen 3.5 checkpoint."""
+    return _hybrid(config, num_layers, fused=False)
+
+
+def qwen3_5_moe(config: ConfigFile, num_layers: int) -> Variant:
+    """Read the variant of the decoder of a Qwen 3.5 checkpoint with experts."""
+    return replace(_hybrid(config, num_layers, fused=False), moe=_shared_moe(config))
+
+
+def _hybrid(config: ConfigFile, num_layers: int, *, fused: bool) -> Variant:
+    """Read a variant with linear attention, by the gated delta rule, in most layers."""
+    shape = DeltaShape(
+        hidden_size=config.integer("hidden_size"),
+        num_key_heads=config.integer("linear_num_key_heads", 16),
+        num_value_heads=config.integer("linear_num_value_heads", 32),
+        key_dim=config.integer("linear_key_head_dim", 128),
+        value_dim=config.integer("linear_value_head_dim", 128),
+        width=config.integer("linear_conv_kernel_dim", 4, low=2),
+        fused=fused,
+    )
+    if shape.num_value_heads % shape.num_key_heads:
+        raise config.error(
+            "linear_num_value_heads",
+            f"must be a multiple of linear_num_key_heads ({shape.num_key_heads}), got "
+            f"{shape.num_value_heads}",
+        )
+    period = config.integer("full_attention_interval", 4)
+    default = tuple(FULL if layer % period == period - 1 else LINEAR for layer in range(num_layers))
+    kinds = layer_types(config, default, known=(FULL, LINEAR))
+    dim = rotary_dim(config, config.integer("head_dim", 256), default=0.25)
+    return Variant(
+        biases=attention_biases(config),
+        unit_offset=True,
+        qk_norm=QKNormScope.HEAD,
+        rotary=Rotary(dim=dim),
+        state_mixers=tuple(shape if kind == LINEAR else None for kind in kinds),
+        gated_attention=True,
+    )
+
+
+def _shared_moe(config: ConfigFile) -> MoeShape:
+    """Read experts with a shared one, with weights that sum up to 1 by default."""
+    moe = read_qwen2_moe(config)
+    norm_topk_prob = config.flag("norm_topk_prob", True)
+    return replace(moe, routing=replace(moe.routing, norm_topk_prob=norm_topk_prob))
 
 
 def _moe_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:

@@ -313,7 +313,7 @@ def _attend(arguments: Any) -> None:
 
 def fits(spec: KVCacheSpec) -> bool:
     """Return whether these kernels can serve a pool of bf16 numbers of this shape."""
-    return spec.block_size % KEYS == 0 and spec.head_dim % HEAD_DIM == 0
+    return spec.block_size % KEYS == 0 and spec.sizes.key_dim % HEAD_DIM == 0
 
 
 @functools.cache

@@ -52,13 +52,12 @@ class CpuAttention(AttentionBackend):
         self._spec = spec
         self._num_blocks = num_blocks
         self._write, self._attend = amx_kernels() if amx else vector_kernels(spec.dtype)
-        numbers = spec.head_dim * spec.block_size
-        shape = spec.group_size, num_blocks, spec.num_kv_heads, numbers
+        num_heads, head_dim, _ = spec.sizes
+        numbers = head_dim * spec.block_size
+        shape = spec.group_size, num_blocks, num_heads, numbers
         self._keys, self._values = (zeros(shape, spec.dtype) for _ in range(2))
         scale_blocks = num_blocks if spec.scales is KVScales.TOKEN_HEAD else 0
-        self._scales = torch.ones(
-            spec.group_size, scale_blocks, 2, spec.num_kv_heads, spec.block_size
-        )
+        self._scales = torch.ones(spec.group_size, scale_blocks, 2, num_heads, spec.block_size)
         self._layers: dict[int, _Layer] = {}
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:

@@ -162,6 +162,8 @@ class _Buffers:
         self._slot_mappings = torch.zeros(num_groups, num_tokens, dtype=torch.int64)
         # Several completions can begin after one row.
         self._logits_indices = torch.zeros(num_tokens + num_rows, dtype=torch.int64)
+        has_states = spec.states is not None
+        self._state_slots = torch.zeros(num_rows, 2, dtype=torch.int32) if has_states else None
 
     def shape_of(self, batch: InputBatch, tables: Ints) -> _GraphShape | None:
         """Return the shape of a step; None if the buffers cannot hold its inputs."""
@@ -174,7 +176,11 @@ class _Buffers:
             or len(batch.other_indices)
         ):
             return None
-        if num_tokens <= max_num_rows and _keys_read_again(batch) <= _MAX_KEYS_READ_AGAIN:
+        may_divide = self._state_slots is None  # a state is read and written once for all tokens
+        keys_read_again = _keys_read_again(batch)
+        if num_tokens == num_seqs or (
+            may_divide and num_tokens <= max_num_rows and keys_read_again <= _MAX_KEYS_READ_AGAIN
+        ):
             return _GraphShape(num_tokens, num_tokens, num_tokens)
         return _GraphShape(num_tokens, num_seqs, len(batch.logits_indices))
 
@@ -197,6 +203,8 @@ class _Buffers:
                 (self._query_start_loc[: num_seqs + 1], batch.query_start_loc),
                 (self._logits_indices[:num_logits], batch.logits_indices),
             ]
+        if self._state_slots is not None:
+            pairs.append((self._state_slots[:num_seqs], batch.state_slots))
         for buffer, values in pairs:
             buffer.numpy()[...] = values
 
@@ -211,6 +219,7 @@ class _Buffers:
             slot_mappings=self._slot_mappings[:, :num_tokens].unbind(),
             positions=self._positions[:num_tokens],
             num_decodes=num_seqs if shape.has_rows else 0,  # not read on a CPU
+            state_slots=None if self._state_slots is None else self._state_slots[:num_seqs],
         )
         indices = None if shape.has_rows else self._logits_indices[:num_logits]
         return self._input_ids[:num_tokens], meta, indices

@@ -16,6 +16,7 @@ from torch import Tensor
 from paged_backend.checkpoint.moe import Routing, Scoring, SwiGLU
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import GatedMethod, LinearMethod, RowFunction
+from paged_backend.platforms.cpu import head_products
 from paged_backend.platforms.cpu.bf16_linear import (
     padded_rows,
     reads_bfloat16,
@@ -32,6 +33,7 @@ from paged_backend.platforms.cpu.threads import (
     floats,
     ints,
 )
+from paged_backend.platforms.portable import layers as portable
 
 _ONE = np.float32(1.0)
 _NO_LIMIT = float(np.finfo(np.float32).max)  # compiled code may assume that no number is infinite
@@ -132,14 +134,23 @@ def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
     _add_gated()(out.data_ptr(), x.data_ptr(), gate.data_ptr(), *out.shape)
 
 
-def choose_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def choose_experts(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See `platforms.portable.layers.choose_experts`; `logits` must be contiguous."""
+    if bias is not None or routing.groups is not None or routing.scale != 1:
+        return portable.choose_experts(logits, routing, bias)
     shape = len(logits), routing.num_experts_per_tok
     ids, weights = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
     places = logits.data_ptr(), ids.data_ptr(), weights.data_ptr()
     scoring = _SCORINGS.index(routing.scoring)
     _choose_experts()(*places, *logits.shape, shape[1], scoring, int(routing.norm_topk_prob))
     return ids, weights
+
+
+def multiply_heads(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """See `platforms.portable.layers.multiply_heads`."""
+    head_products.multiply_heads(out, x, weight)
 
 
 @device_function

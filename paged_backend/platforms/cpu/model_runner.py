@@ -136,6 +136,7 @@ class CpuModelRunner:
         self._model = model
         self._context = context
         self._attention = attention
+        self._has_states = spec.states is not None
         self._num_groups = len(spec.groups)
         self._inputs = InputBatchBuilder(spec.block_size, self._num_groups)
         self.sampler = Sampler(frozenset(model.config.eos_token_ids))
@@ -198,6 +199,7 @@ class CpuModelRunner:
             slot_mappings=torch.from_numpy(batch.slot_mappings).unbind(),
             positions=torch.from_numpy(batch.positions),
             num_decodes=batch.num_decodes,
+            state_slots=torch.from_numpy(batch.state_slots) if self._has_states else None,
         )
         if self._context is not None:
             self._context.need(batch.needed_indices)

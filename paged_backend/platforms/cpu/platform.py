@@ -16,13 +16,14 @@ from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
 from paged_backend.models.step_context import StepContext
-from paged_backend.platforms.cpu import amx_attention, bf16_linear, layers
+from paged_backend.platforms.cpu import amx_attention, bf16_linear, layers, state_functions
 from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.cpu.bf16_linear import BFloat16GatedLinear, BFloat16Linear
 from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.graph_runner import CpuGraphRunner
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
+from paged_backend.platforms.cpu.latent import CpuLatentAttention
 from paged_backend.platforms.cpu.linear import GATED_OUTPUTS, CpuGatedLinear, CpuLinear
 from paged_backend.platforms.cpu.low_rank import CpuLowRank
 from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
@@ -52,6 +53,7 @@ class CpuPlatform(TorchPlatform):
         use_threads_of_torch()
         keep_freed_memory()
         self.layers = layers
+        self.state_functions = state_functions
         self.low_rank: LowRankFactory | None = _low_rank
         self.product_experts = partial(ProductExperts, activate=layers.activate)
         self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
@@ -80,6 +82,8 @@ class CpuPlatform(TorchPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        if not spec.sizes.value_dim:
+            return CpuLatentAttention(spec, num_blocks)
         return CpuAttention(spec, num_blocks)
 
     def model_runner(
@@ -142,6 +146,8 @@ class BFloat16Platform(CpuPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        if not spec.sizes.value_dim:
+            return CpuLatentAttention(spec, num_blocks)
         amx = self._amx and spec.dtype == torch.bfloat16 and amx_attention.fits(spec)
         return CpuAttention(spec, num_blocks, amx=amx)
 

@@ -24,9 +24,9 @@ LANES = 16  # columns of a panel
 _NARROW_LANES = 8
 # A tile has at most 24 sums of 16 floats in the 32 registers of AVX-512, and 6 sums of two
 # registers each in the 16 registers of AVX2. The rest holds the operands.
-_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
-_SUMS = 24 if _HAS_AVX512 else 6
-_ROWS = 12 if _HAS_AVX512 else 6  # rows of a full tile
+HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+_SUMS = 24 if HAS_AVX512 else 6
+_ROWS = 12 if HAS_AVX512 else 6  # rows of a full tile
 _NARROW_ROWS = 4  # narrow tiles are rare: few sizes of them are compiled
 # Words from a loaded word of a weight to the one that is prefetched. The processor's own prefetches
 # end with a page.
@@ -96,13 +96,13 @@ def _computed_now(builder: Any, value: Any) -> Any:
     LLVM would load the words of all rows first, for which there are too few registers, and spill
     them. An empty piece of assembly that reads and writes the vector keeps the order.
     """
-    if not _HAS_AVX512:
+    if not HAS_AVX512:
         return value
     signature = ir.FunctionType(value.type, [value.type])
     return builder.asm(signature, "", "=v,0,~{memory}", [value], side_effect=True)
 
 
-def _prefetch(builder: Any, address: Any) -> None:
+def emit_prefetch(builder: Any, address: Any) -> None:
     """Emit the prefetch of the cache line at an address, which need not exist."""
     pointer, flag = ir.IntType(8).as_pointer(), _READ.type
     function = cgutils.get_or_insert_function(
@@ -150,7 +150,7 @@ def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, ar
         b_places = [at(base, b_stride, loop.index) for base in b_panels]
         if kind.streams:
             for place in b_places:
-                _prefetch(builder, builder.gep(place, [INT64(_PREFETCH_WORDS)]))
+                emit_prefetch(builder, builder.gep(place, [INT64(_PREFETCH_WORDS)]))
         b_rows = [arithmetic.load(builder, place, lanes) for place in b_places]
         for row_sums, a_row in zip(sums, a_rows, strict=True):
             value = builder.load(builder.gep(a_row, [loop.index]))

@@ -18,15 +18,17 @@ from paged_backend.models.layers import LayerFunctions
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
+from paged_backend.models.states import StateFunctions, StatePool
 from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.base import DraftingRunnerFactory
 from paged_backend.platforms.cpu.drafting_runner import drafting_runner
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
-from paged_backend.platforms.portable import layers
+from paged_backend.platforms.portable import layers, state_functions
 from paged_backend.platforms.portable.attention import TorchAttention
 from paged_backend.platforms.portable.encoder_runner import EncoderRunner
 from paged_backend.platforms.portable.experts import TorchExperts, swiglu_of_rows
 from paged_backend.platforms.portable.int8_linear import TorchInt8Linear
+from paged_backend.platforms.portable.latent import TorchLatentAttention
 from paged_backend.platforms.portable.linear import RowwiseLinear, TorchLinear
 from paged_backend.platforms.portable.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
@@ -52,6 +54,7 @@ class TorchPlatform:
         self.default_limits = CPU_LIMITS
         self.layers: LayerFunctions = layers
         self.low_rank: LowRankFactory | None = None
+        self.state_functions: StateFunctions | None = state_functions
         self.drafting_runner: DraftingRunnerFactory | None = drafting_runner
         self.weight_forms = (WeightForm.W8A8_INT8,)
         self.product_experts = partial(ProductExperts, activate=swiglu_of_rows)
@@ -86,7 +89,8 @@ class TorchPlatform:
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
-        return TorchAttention(spec, num_blocks, self.device)
+        kind = TorchAttention if spec.sizes.value_dim else TorchLatentAttention
+        return kind(spec, num_blocks, self.device)
 
     def kv_cache_bytes(
         self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
@@ -107,6 +111,8 @@ class TorchPlatform:
         compile_draws()
         compile_token_masks()
         attention = self.attention(spec, num_blocks)
+        if spec.states is not None and self.state_functions is not None:
+            attention.states = StatePool(spec.states, self.state_functions, self.device)
         return self._make_runner(model, attention, spec, limits, config, context)
 
     def _make_runner(

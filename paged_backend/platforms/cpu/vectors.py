@@ -69,6 +69,20 @@ def splat(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(vector, undefined, ir.Constant(INTS, [0] * LANES))
 
 
+def copies(builder: Any, numbers: Any, index: Any) -> Any:
+    """Emit a vector of copies of the float32 at an index from an address."""
+    place = builder.gep(builder.inttoptr(numbers, _FLOAT.as_pointer()), [index])
+    return splat(builder, builder.load(place, align=4))
+
+
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Emit a * b + c, rounded once."""
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(FLOATS, [FLOATS] * 3), f"llvm.fma.v{FLOATS.count}f32"
+    )
+    return builder.call(function, [a, b, c])
+
+
 def reduce_to_one(builder: Any, operation: str, vector: Any) -> Any:
     """Return the sum or the largest of the numbers of a vector."""
     start: list[Any] = [_FLOAT(0.0)] if operation == "fadd" else []

@@ -33,8 +33,9 @@ class TritonAttention(AttentionBackend):
         self._transfer = transfer
         self._has_static_scales = spec.scales is KVScales.STATIC
         self._places = spec.places
-        heads = (spec.group_size, num_blocks, 2, spec.num_kv_heads, spec.block_size)
-        self._pool = torch.zeros(*heads, spec.head_dim, dtype=spec.dtype, device=transfer.device)
+        num_heads, head_dim, _ = spec.sizes
+        heads = (spec.group_size, num_blocks, 2, num_heads, spec.block_size)
+        self._pool = torch.zeros(*heads, head_dim, dtype=spec.dtype, device=transfer.device)
         self._scales: Tensor | None = None
         if spec.scales is KVScales.TOKEN_HEAD:
             self._scales = torch.zeros(heads, dtype=torch.float32, device=transfer.device)
@@ -77,13 +78,8 @@ class TritonAttention(AttentionBackend):
         return attended.flatten(1)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for run in _independent_runs(pairs):
-            sources, targets = (
-                self._transfer.send(np.array(ids, np.int32)) for ids in zip(*run, strict=True)
-            )
-            copy_blocks(self._pool, self._pool, sources, targets)
-            if self._scales is not None:
-                copy_blocks(self._scales, self._scales, sources, targets)
+        pools = [self._pool] if self._scales is None else [self._pool, self._scales]
+        copy_pool_blocks(pools, pairs, self._transfer)
 
     def _scales_of(self, layer: AttentionLayer, part: int) -> dict[str, Tensor | None]:
         """Return the scales of a layer's cache by the kernels' names for them."""
@@ -133,6 +129,24 @@ class TritonAttention(AttentionBackend):
         """Forget the plans of the step before."""
         if self._meta is not meta:
             self._meta, self._plans, self._prompt_plans = meta, {}, {}
+
+
+def copy_pool_blocks(
+    pools: Sequence[Tensor], pairs: Sequence[tuple[int, int]], transfer: Transfer
+) -> None:
+    """Copy each pair's first block over its second, in all parts of some pools, one after another.
+
+    Args:
+        pools: [group_size, num_blocks, ...] each, on the device.
+        pairs: the blocks.
+        transfer: sends the blocks' ids to the device.
+    """
+    for run in _independent_runs(pairs):
+        sources, targets = (
+            transfer.send(np.array(ids, np.int32)) for ids in zip(*run, strict=True)
+        )
+        for pool in pools:
+            copy_blocks(pool, pool, sources, targets)
 
 
 def _independent_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[Pairs]:

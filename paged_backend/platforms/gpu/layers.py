@@ -11,7 +11,7 @@ from paged_backend.checkpoint.moe import Routing
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearMethod, RowFunction
 from paged_backend.platforms.gpu.linear import DenseLinear
-from paged_backend.platforms.portable.layers import gelu, layer_norm
+from paged_backend.platforms.portable.layers import gelu, layer_norm, multiply_heads
 
 __all__ = [
     "add_gated",
@@ -20,6 +20,7 @@ __all__ = [
     "gated",
     "gelu",
     "layer_norm",
+    "multiply_heads",
     "rms_norm",
 ]
 
@@ -50,11 +51,17 @@ def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
     out.addcmul_(x, gate.sigmoid())
 
 
-def choose_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def choose_experts(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See `platforms.portable.layers.choose_experts`."""
+    groups = routing.groups
     return choose_experts_kernel(
         logits.contiguous(),
         routing.num_experts_per_tok,
         scoring=routing.scoring.value,
         normalize=routing.norm_topk_prob,
+        scale=routing.scale,
+        bias=bias,
+        groups=None if groups is None else (groups.count, groups.chosen, groups.num_scored),
     )

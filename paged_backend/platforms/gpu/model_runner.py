@@ -158,7 +158,13 @@ class GpuModelRunner:
         self._makes_embeddings = not model.config.has_output_layer
         self._pooler = Pooler(transfer.send, model.head)
         self._inputs = DeviceInputs(
-            spec.block_size, self._num_groups, limits, model.max_model_len, transfer, context
+            spec.block_size,
+            self._num_groups,
+            limits,
+            model.max_model_len,
+            transfer,
+            context,
+            has_states=spec.states is not None,
         )
         self._sampled: set[int] = set()  # seq_ids of sequences with parameters on the device
         self._penalized: set[int] = set()  # the part of them with penalties or `min_tokens`

@@ -18,12 +18,14 @@ from paged_backend.models.layers import LayerFunctions, ProductExperts
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
+from paged_backend.models.states import StateFunctions, StatePool
 from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.base import DraftingRunnerFactory
 from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.device import GpuDevice
 from paged_backend.platforms.gpu.experts import TritonExperts
+from paged_backend.platforms.gpu.latent import TritonLatentAttention
 from paged_backend.platforms.gpu.linear import DenseLinear
 from paged_backend.platforms.gpu.low_rank import TritonLowRank
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
@@ -62,6 +64,7 @@ class GpuPlatform:
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self.product_experts: ProductExperts | None = None
+        self.state_functions: StateFunctions | None = None
         self.drafting_runner: DraftingRunnerFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)
@@ -98,7 +101,8 @@ class GpuPlatform:
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
-        return TritonAttention(spec, num_blocks, self._transfer)
+        kind = TritonAttention if spec.sizes.value_dim else TritonLatentAttention
+        return kind(spec, num_blocks, self._transfer)
 
     def kv_cache_bytes(
         self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
@@ -148,9 +152,12 @@ class GpuPlatform:
         cascade: bool = False,
         context: StepContext | None = None,
     ) -> GpuModelRunner:
+        attention = self.attention(spec, num_blocks)
+        if spec.states is not None and self.state_functions is not None:
+            attention.states = StatePool(spec.states, self.state_functions, self.device)
         return GpuModelRunner(
             model,
-            self.attention(spec, num_blocks),
+            attention,
             spec,
             limits,
             self.dtype,

@@ -62,6 +62,7 @@ class DeviceInputs:
         max_model_len: the longest sequence.
         transfer: the way to the device.
         context: knows the slots of adapters; None for layers without any.
+        has_states: whether layers keep states of sequences.
     """
 
     def __init__(
@@ -72,8 +73,11 @@ class DeviceInputs:
         max_model_len: int,
         transfer: Transfer,
         context: StepContext | None = None,
+        *,
+        has_states: bool = False,
     ) -> None:
         self._context = context
+        self._has_states = has_states
         self.rows = Rows(limits.max_num_seqs)
         self._builder = InputBatchBuilder(block_size, num_groups)
         self._decode_rows = np.zeros(0, np.int64)  # rows of the decodes of the previous step
@@ -134,9 +138,18 @@ class DeviceInputs:
             if slots is None:  # a graph is captured
                 slots = np.full(len(input_ids), NO_SLOT, np.int32)
             adapters["adapter_slots"] = padded(slots, shape.num_tokens, NO_SLOT)
+        states = {}
+        if self._has_states:
+            slots = (
+                batch.state_slots if len(batch.state_slots) else np.zeros((len(rows), 2), np.int32)
+            )
+            states["state_slots"] = _padded(
+                slots.reshape(-1), 2 * shape.num_seqs, 0, 2 * num_decodes, 2 * gap
+            )
         self.buffers(shape).send(
             {
                 **adapters,
+                **states,
                 "input_ids": padded(input_ids, shape.num_tokens, 0),
                 "positions": padded(batch.positions, shape.num_tokens, 0),
                 "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
@@ -177,6 +190,9 @@ class DeviceInputs:
             positions=part("positions", shape.num_tokens),
             num_decodes=shape.num_decodes,
             num_shared_blocks=num_shared_blocks,
+            state_slots=(
+                part("state_slots", 2 * shape.num_seqs).view(-1, 2) if self._has_states else None
+            ),
         )
 
     def sample_rows(self, shape: StepShape) -> SampleRows:
@@ -208,6 +224,7 @@ class DeviceInputs:
                 "sample_row_or_none": (torch.int32, num_samples),
                 "sample_positions": (torch.int32, num_samples),
                 "adapter_slots": (torch.int32, num_tokens if self._context is not None else 0),
+                "state_slots": (torch.int32, 2 * num_seqs if self._has_states else 0),
                 **{name: (torch.int64, num_tokens) for name in self._slot_mappings},
             },
             transfer,

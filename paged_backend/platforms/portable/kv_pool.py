@@ -16,10 +16,12 @@ class TorchKVPool:
     A slot holds one token; its number is block * block_size + offset.
     """
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self, spec: KVCacheSpec, head_dim: int, num_blocks: int, device: torch.device
+    ) -> None:
         self._spec = spec
-        shape = spec.group_size, num_blocks * spec.block_size, spec.num_kv_heads
-        self._numbers = torch.zeros(*shape, spec.head_dim, dtype=spec.dtype, device=device)
+        shape = spec.group_size, num_blocks * spec.block_size, spec.sizes.num_heads
+        self._numbers = torch.zeros(*shape, head_dim, dtype=spec.dtype, device=device)
         has_scales = spec.scales is KVScales.TOKEN_HEAD
         self._scales = torch.ones(shape, device=device) if has_scales else None
 

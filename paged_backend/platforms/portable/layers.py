@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_backend.checkpoint.moe import Routing, Scoring
+from paged_backend.checkpoint.moe import ExpertGroups, Routing, Scoring
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearMethod, RowFunction
 
@@ -81,13 +81,48 @@ def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
     out += x * _sigmoid(gate.float()).to(x.dtype)
 
 
-def choose_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def choose_experts(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the experts of each row, for `logits` [rows, num_experts].
 
     They are the ids int32 and weights float32, [rows, num_experts_per_tok] each. The expert with
-    the largest logit comes first; of equal ones, the expert with the lowest id does.
+    the largest score comes first; of equal ones, the expert with the lowest id does. A score is the
+    expert's weight plus its `bias` [num_experts] float32, if there is one.
     """
-    logits, top_k = logits.float(), routing.num_experts_per_tok
+    if bias is not None or routing.groups is not None:
+        ids, weights = _choose_by_score(logits.float(), routing, bias)
+    else:
+        ids, weights = _choose_by_logit(logits.float(), routing)
+    if routing.norm_topk_prob:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return ids.int(), weights if routing.scale == 1 else weights * routing.scale
+
+
+def _choose_by_score(
+    logits: Tensor, routing: Routing, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    is_sigmoid = routing.scoring is Scoring.SIGMOID
+    weights = _sigmoid(logits) if is_sigmoid else logits.softmax(dim=-1)
+    scores = weights if bias is None else weights + bias
+    if routing.groups is not None:
+        scores = scores.masked_fill(~_in_chosen_groups(scores, routing.groups), -torch.inf)
+    ids = scores.sort(dim=-1, descending=True, stable=True)[1][:, : routing.num_experts_per_tok]
+    return ids, weights.gather(1, ids)
+
+
+def _in_chosen_groups(scores: Tensor, groups: ExpertGroups) -> Tensor:
+    """Return whether each expert is in one of its row's groups, [rows, num_experts] bool."""
+    rows, num_experts = scores.shape
+    members = scores.view(rows, groups.count, num_experts // groups.count)
+    totals = members.topk(groups.num_scored, dim=-1)[0].sum(dim=-1)
+    chosen = totals.sort(dim=-1, descending=True, stable=True)[1][:, : groups.chosen]
+    is_chosen = torch.zeros_like(totals, dtype=torch.bool).scatter(1, chosen, True)
+    return is_chosen.unsqueeze(2).expand_as(members).flatten(1)
+
+
+def _choose_by_logit(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    top_k = routing.num_experts_per_tok
     ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     chosen, ids = ordered[:, :top_k], ids[:, :top_k]
     if routing.scoring is Scoring.SOFTMAX_OF_TOP:
@@ -96,9 +131,15 @@ def choose_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         weights = _sigmoid(chosen)
     else:
         weights = logits.softmax(dim=-1).gather(1, ids)
-    if routing.norm_topk_prob:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    return ids.int(), weights
+    return ids, weights
+
+
+def multiply_heads(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Multiply `x` [rows, heads, inputs] by `weight` [heads, inputs, outputs], head by head.
+
+    The products are written to `out` [rows, heads, outputs].
+    """
+    torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
 
 
 def _sigmoid(x: Tensor) -> Tensor:

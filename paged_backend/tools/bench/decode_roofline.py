@@ -48,8 +48,7 @@ class DecodeRoofline:
         else:  # embeddings that are looked up are not quantized
             self.weight_bytes = held_bytes - skipped * dtype.itemsize
         if kv_bytes_per_token is None:
-            heads = 2 * config.num_kv_heads * config.num_layers
-            kv_bytes_per_token = heads * config.head_dim * dtype.itemsize
+            kv_bytes_per_token = config.kept.numbers * config.num_layers * dtype.itemsize
         self.kv_bytes_per_token = kv_bytes_per_token
         self.bytes_per_s = bytes_per_s
         self.flops_per_s = flops_per_s

@@ -165,7 +165,7 @@ class OfflineBench:
             max_model_len=plan.max_model_len,
             max_seqs=max(m.at_once for m in measurements),
             longest=max(m.lengths[-1] for m in measurements),
-            kv_bytes=kv_tokens * 8 * shape.num_layers * shape.num_kv_heads * shape.head_dim,
+            kv_bytes=kv_tokens * 4 * shape.num_layers * shape.kept.numbers,
         )
 
 

@@ -118,11 +118,22 @@ class MemoryPlanner:
         float32 and a copy that is sorted or masked.
         """
         shape = self.shape
-        query = shape.num_heads * shape.head_dim
-        qkv = query + 2 * shape.num_kv_heads * shape.head_dim
-        numbers = 2 * shape.hidden_size + query + qkv + 3 * shape.intermediate_size
+        attention = sum(_step_numbers(shape))
+        numbers = 2 * shape.hidden_size + attention + 3 * shape.intermediate_size
         tokens = self.limits.max_num_batched_tokens * numbers * self.weights.rest_bits // 8
         return 2 * (tokens + self.limits.max_num_seqs * shape.vocab_size * 4 * 2)
+
+
+def _step_numbers(shape: ModelShape) -> tuple[int, int]:
+    """The numbers of a token's attention output, and of its queries, keys and values."""
+    latent = shape.variant.latent
+    if latent is None:
+        query = shape.num_heads * shape.head_dim
+        return query, query + 2 * shape.num_kv_heads * shape.head_dim
+    # The results for the latent vectors and for values; queries before and after the absorption.
+    results = shape.num_heads * (latent.rank + latent.value_dim)
+    queries = shape.num_heads * (latent.query_dim + latent.row_size)
+    return results, queries + (latent.query_rank or 0) + 2 * latent.row_size
 
 
 def group_sizes(shape: ModelShape) -> Iterator[int]:

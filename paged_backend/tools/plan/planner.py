@@ -22,6 +22,7 @@ from paged_backend.tools.plan.prices import cost_per_million
 from paged_backend.tools.plan.roofline import Roofline, StepRoofline
 from paged_backend.tools.plan.sizes import KvSizes, Parameters, count_parameters
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import group_layers
 from paged_backend.values.options.scheduling import GPU_LIMITS, StepLimits
 
@@ -182,6 +183,10 @@ class Planner:
         if options.kv_cache_dtype != "auto":
             kv_dtype = options.kv_cache_dtype
         self._kv = KV_TYPES[kv_dtype]
+        if self._shape.variant.latent is not None and self._kv.bits == 8:
+            raise ConfigError(
+                f"--kv-cache-dtype: latent attention has no 8-bit KV cache, got {kv_dtype}"
+            )
         self.facts = self._facts(str(path), dtype, kv_dtype, context)
         self.assumptions = Assumptions(
             context=context,
@@ -356,8 +361,10 @@ class Planner:
 
 
 def _attention(shape: ModelShape) -> str:
-    """The kind of attention (MHA, MQA or GQA), and its sliding windows if there are any."""
-    if shape.num_kv_heads == shape.num_heads:
+    """The kind of attention (MHA, MQA, GQA or MLA), and its sliding windows if there are any."""
+    if shape.variant.latent is not None:
+        kind = "MLA"
+    elif shape.num_kv_heads == shape.num_heads:
         kind = "MHA"
     else:
         kind = "MQA" if shape.num_kv_heads == 1 else "GQA"

@@ -77,9 +77,9 @@ class KvSizes:
     @classmethod
     def of(cls, shape: ModelShape, kv: KvType, num_gpus: int = 1) -> KvSizes:
         """Compute the sizes; with more GPUs than KV heads, several GPUs hold the same head."""
-        heads = max(1, shape.num_kv_heads // num_gpus)
-        head_bits = shape.head_dim * kv.bits + kv.scale_bits
-        return cls(2 * heads * head_bits // 8, shape.windows)
+        kept = shape.kept
+        kept = kept._replace(num_heads=max(1, kept.num_heads // num_gpus))
+        return cls((kept.numbers * kv.bits + kept.vectors * kv.scale_bits) // 8, shape.windows)
 
     @property
     def bytes_per_token(self) -> int:
@@ -97,13 +97,21 @@ class KvSizes:
 
 def attention_flops(shape: ModelShape, num_tokens: float) -> float:
     """Attention FLOPs (all layers and heads) for the last of `num_tokens` tokens."""
-    return 4 * shape.num_heads * shape.head_dim * _seen(shape.windows, num_tokens)
+    return _flops_of_key(shape) * _seen(shape.windows, num_tokens)
 
 
 def prompt_attention_flops(shape: ModelShape, num_tokens: int) -> float:
     """Attention FLOPs for a whole prompt; each token attends to itself and those before it."""
     pairs = sum(_pairs(num_tokens, window or num_tokens) for window in shape.windows)
-    return 4 * shape.num_heads * shape.head_dim * pairs
+    return _flops_of_key(shape) * pairs
+
+
+def _flops_of_key(shape: ModelShape) -> int:
+    """FLOPs with which all heads of a token attend to one key and its value."""
+    latent = shape.variant.latent
+    if latent is not None:
+        return 2 * shape.num_heads * (latent.row_size + latent.rank)
+    return 4 * shape.num_heads * shape.head_dim
 
 
 def _seen(windows: tuple[int | None, ...], num_tokens: float) -> float:

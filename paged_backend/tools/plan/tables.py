@@ -33,7 +33,11 @@ def print_plan(plan: Plan, console: Console) -> None:
 def _model(plan: Plan) -> Table:
     model, shape, known = plan.model, plan.model.shape, plan.assumptions
     table = Table("Model", model.config, title_justify="left")
-    heads = f"{shape.num_heads} query and {shape.num_kv_heads} key-value heads of {shape.head_dim}"
+    kept = f"{shape.num_kv_heads} key-value heads of {shape.head_dim}"
+    if shape.variant.latent is not None:
+        kept = f"a row of {shape.variant.latent.row_size} numbers for all of them"
+    joined = " heads, " if shape.variant.latent is not None else " and "
+    heads = f"{shape.num_heads} query{joined}{kept}"
     table.add_row("attention", f"{model.attention}; {shape.num_layers} layers, {heads}")
     count = model.num_parameters
     table.add_row("parameters", f"{count:,} ({_scaled(count, 1000, ('', 'k', 'M', 'B'))})")

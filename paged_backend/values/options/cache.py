@@ -49,6 +49,18 @@ class CacheOptions:
         "engines with the same key name equal blocks alike in their KV events, as Dynamo's router "
         "needs; default: a random key",
     )
+    mamba_cache_mode: str = checked(
+        "align",
+        Rule(str, choices=("none", "align", "all")),
+        "which states of sequences the prefix cache keeps, for models with layers that keep a "
+        "state per sequence; align: after every mamba_block_size tokens and at the end of prompts, "
+        "all: after every KV block, none: no states, and so no prefix is found",
+    )
+    mamba_block_size: int = checked(
+        512,
+        Rule(int, 8, 2**20),
+        "tokens between two states that the prefix cache keeps, a multiple of block_size",
+    )
     kv_events_config: dict[str, Any] | None = checked(
         None,
         Rule(dict, optional=True),
@@ -60,15 +72,28 @@ class CacheOptions:
         """Check what a `Rule` cannot express.
 
         Raises:
-            ConfigError: ``block_size`` is not a power of two, a field of ``kv_events_config`` is
+            ConfigError: ``block_size`` is not a power of two, ``mamba_block_size`` not a multiple
+                of it, a field of ``kv_events_config`` is
                 not allowed, or events are on while the prefix cache is off.
         """
         if self.block_size & (self.block_size - 1):
             raise option_error(
                 "block_size", f"must be a power of two from 8 to 256, got {self.block_size}"
             )
+        if self.mamba_block_size % self.block_size:
+            raise option_error(
+                "mamba_block_size",
+                f"must be a multiple of block_size ({self.block_size}), got "
+                f"{self.mamba_block_size}",
+            )
         if self.kv_events().is_on and not self.enable_prefix_caching:
             raise option_error(OPTION, "needs enable_prefix_caching")
+
+    @property
+    def state_interval(self) -> int:
+        """Tokens between two states that the prefix cache keeps; 0 if it keeps none."""
+        by_mode = {"none": 0, "all": self.block_size}
+        return by_mode.get(self.mamba_cache_mode, self.mamba_block_size)
 
     def kv_events(self) -> KVEventsConfig:
         """Return the fields of ``kv_events_config``.

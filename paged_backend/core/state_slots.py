@@ -1,0 +1,182 @@
+"""Slots for the states of sequences, which some layers keep in place of something per token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from paged_backend.core.block_pool import NULL_BLOCK, BlockPool
+from paged_backend.core.sequence import Sequence, State
+from paged_backend.values.kv_cache_groups import StateLayout
+
+ZERO_SLOT = NULL_BLOCK
+"""The slot that is read at the start of a sequence: layers take its state as zero."""
+
+
+class StateSlots:
+    """Gives sequences slots for their states, and finds the states of cached prefixes.
+
+    Each step reads the state of a sequence before the tokens that it computes, and writes the state
+    after them. Both may have the same slot, unless the old state is still needed: another sequence
+    has it, too (a fork), or the prefix cache keeps it (a *checkpoint*), or the step may have to be
+    repeated because the sequence has a grammar.
+
+    There are checkpoints at the border of the last full block of a prompt and at each multiple of
+    ``layout.interval`` tokens. A chunk of a prompt ends at a checkpoint (:meth:`cut`). A slot whose
+    checkpoint no sequence needs stays cached until another state takes the slot.
+
+    Args:
+        layout: the number of slots and the tokens between checkpoints.
+        block_size: tokens of a block.
+        key_of: the key of the block of a sequence that ends at a position, if the prefix cache is
+            on; None otherwise, and then there are no checkpoints.
+
+    Attributes:
+        pool: allocates the slots.
+        num_started: the number of started sequences; the owner sets it before each step.
+    """
+
+    def __init__(
+        self,
+        layout: StateLayout,
+        block_size: int,
+        key_of: Callable[[Sequence, int], bytes] | None,
+    ) -> None:
+        self.pool = BlockPool(layout.num_slots)
+        self.num_started = 0
+        self._interval = layout.interval if key_of is not None else 0
+        self._block_size = block_size
+        self._key_of = key_of
+
+    def num_places(self, num_started: int) -> int:
+        """Return the number of further sequences that have room beside the started ones.
+
+        A sequence that starts takes a slot to write to, and possibly a cached one to read. Each of
+        the started ones may take another one, in place of a state that must not be overwritten.
+        """
+        return max(0, (self.pool.num_free - num_started) // 2)
+
+    def has_checkpoint(self, key: bytes) -> bool:
+        """Return True if the state after the block with this key is cached."""
+        return self.pool.find(key) is not None
+
+    def take_checkpoint(self, seq: Sequence, position: int, key: bytes) -> None:
+        """Let a sequence that starts read the state after a cached prefix of ``position`` tokens.
+
+        Raises:
+            RuntimeError: there is no such checkpoint.
+        """
+        slot = self.pool.find(key)
+        if slot is None:
+            raise RuntimeError(f"sequence {seq.seq_id} starts after a prefix without a state")
+        self.pool.share(slot)
+        seq.states = [State(position, slot)]
+
+    def cut(self, seq: Sequence, start: int, num_tokens: int) -> int:
+        """Return the number of tokens from ``start`` on after which a chunk of tokens ends.
+
+        It is ``num_tokens``, or less if there is a checkpoint before.
+        """
+        if not self._interval:
+            return num_tokens
+        end = (start // self._interval + 1) * self._interval
+        border = self._prompt_border(seq)
+        if start < border < end:
+            end = border
+        return min(num_tokens, end - start)
+
+    def advance(self, seq: Sequence, num_tokens: int) -> tuple[int, int]:
+        """Return the slots that the next ``num_tokens`` tokens of a sequence read and write."""
+        states, end = seq.states, seq.num_computed_tokens + num_tokens
+        self._settle(seq)
+        if not states:
+            states.append(State(end, self.pool.allocate()))
+            return ZERO_SLOT, states[0].slot
+        newest = states[-1].slot
+        if self._may_overwrite(seq):
+            states[-1] = State(end, newest)
+            return newest, newest
+        states.append(State(end, self.pool.allocate()))
+        return newest, states[-1].slot
+
+    def rewind(self, seq: Sequence) -> bool:
+        """Drop the states after the computed tokens of a sequence, as their step is repeated.
+
+        Returns:
+            False if no state is left. Otherwise, the tokens after the newest one count as not
+            computed.
+        """
+        while seq.states and seq.states[-1].position > seq.num_computed_tokens:
+            self.pool.release([seq.states.pop().slot])
+        if seq.states:
+            seq.num_computed_tokens = seq.states[-1].position
+        return bool(seq.states)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let the child read the parent's newest state."""
+        newest = parent.states[-1]
+        self.pool.share(newest.slot)
+        child.states = [newest]
+
+    def release(self, seq: Sequence) -> None:
+        """Release the slots of a sequence; its checkpoints stay cached."""
+        self._register(seq)
+        self.pool.release(state.slot for state in reversed(seq.states))
+        seq.states = []
+
+    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
+        """Check the reference counts of the slots against the states of ``sequences``.
+
+        Raises:
+            RuntimeError: the pool is inconsistent, or a sequence lacks the state that it needs.
+        """
+        owners: Counter[int] = Counter()
+        for seq in sequences:
+            owners.update(state.slot for state in seq.states)
+            position = seq.states[-1].position if seq.states else 0
+            if position != seq.num_computed_tokens:
+                raise RuntimeError(
+                    f"sequence {seq.seq_id} has the state after {position} tokens, but "
+                    f"{seq.num_computed_tokens} are computed"
+                )
+        self.pool.check_invariants(owners)
+
+    def _settle(self, seq: Sequence) -> None:
+        """Register the newest state if it is a checkpoint, and release the states before it."""
+        self._register(seq)
+        self.pool.release(state.slot for state in seq.states[:-1])
+        del seq.states[:-1]
+
+    def _register(self, seq: Sequence) -> None:
+        """Register the newest state of a sequence if it is a checkpoint.
+
+        The tokens of a step in flight are known by now, but for those that it samples.
+        """
+        if self._key_of is None or not seq.states:
+            return
+        position, slot = seq.states[-1]
+        if self._is_checkpoint(seq, position) and position <= seq.num_known_tokens:
+            self.pool.register(slot, self._key_of(seq, position))
+
+    def _may_overwrite(self, seq: Sequence) -> bool:
+        """Return True if the step can write over the newest state of a sequence.
+
+        If slots are scarce, checkpoints are given up.
+        """
+        position, slot = seq.states[-1]
+        if self.pool.ref_count(slot) > 1:
+            return False
+        is_kept = seq.grammar is not None or self._is_checkpoint(seq, position)
+        if is_kept and self.pool.num_free > self.num_started:
+            return False
+        self.pool.forget(slot)
+        return True
+
+    def _is_checkpoint(self, seq: Sequence, position: int) -> bool:
+        if not (self._interval and position):
+            return False
+        return position % self._interval == 0 or position == self._prompt_border(seq)
+
+    def _prompt_border(self, seq: Sequence) -> int:
+        """Return the number of tokens in the full blocks of a prompt, but for its last token."""
+        return (seq.num_prompt_tokens - 1) // self._block_size * self._block_size

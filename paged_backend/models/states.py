@@ -1,0 +1,200 @@
+"""States of sequences: what some layers keep for a whole sequence, in slots of a pool.
+
+A step reads the state before the tokens that it computes, and writes the state after them. The
+scheduler chooses the slots (`core/state_slots.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class KeptTensor(NamedTuple):
+    """One tensor of a state."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """A layer that keeps a state for each sequence.
+
+    Attributes:
+        index: the layer's number in the model.
+        tensors: the tensors of the state.
+    """
+
+    index: int
+    tensors: tuple[KeptTensor, ...]
+
+
+class StateFunctions(Protocol):
+    """Functions on rows and states; `paged_kernels.reference` has their meaning.
+
+    In all of them, `slots` [num_seqs, 2] int32 has the slots that each sequence reads and writes.
+    Reading slot 0 means a state of zeros. `query_start_loc` [num_seqs + 1] int32 has the first row
+    of each sequence, and the number of rows. A pool has one entry for each slot, and is changed. A
+    result depends on nothing but the rows of the sequence, and not on how they are divided into
+    steps.
+    """
+
+    def causal_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        pool: Tensor,
+        slots: Tensor,
+        query_start_loc: Tensor,
+        *,
+        silu: bool,
+    ) -> Tensor:
+        """Convolve each channel of `x` [num_tokens, channels] with its last rows.
+
+        Args:
+            x: the inputs.
+            weight: [channels, width].
+            bias: [channels], or None.
+            pool: [num_slots, channels, width - 1].
+            slots: see above.
+            query_start_loc: see above.
+            silu: whether to apply SiLU to the results.
+
+        Returns:
+            [num_tokens, channels].
+        """
+        ...
+
+    def delta_gates(self, numbers: Tensor, decay: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the logarithms of decays, and the shares of values that are corrected.
+
+        Args:
+            numbers: [num_tokens, 2 * heads] float32, those for shares and then those for decays.
+            decay: [heads] float32, negative.
+            dt_bias: [heads] float32.
+
+        Returns:
+            decay * softplus(number + dt_bias), and sigmoid(number), [num_tokens, heads] each.
+        """
+        ...
+
+    def gated_delta(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        pool: Tensor,
+        slots: Tensor,
+        query_start_loc: Tensor,
+    ) -> Tensor:
+        """Compute linear attention by the gated delta rule.
+
+        Args:
+            q: [num_tokens, num_key_heads, key_dim].
+            k: the same.
+            v: [num_tokens, num_value_heads, value_dim].
+            g: [num_tokens, num_value_heads] float32, the logarithm of the decay.
+            beta: [num_tokens, num_value_heads].
+            pool: [num_slots, num_value_heads, key_dim, value_dim] float32.
+            slots: see above.
+            query_start_loc: see above.
+
+        Returns:
+            [num_tokens, num_value_heads, value_dim].
+        """
+        ...
+
+    def selective_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        pool: Tensor,
+        slots: Tensor,
+        query_start_loc: Tensor,
+        *,
+        dt_limits: tuple[float, float] = (0.0, math.inf),
+    ) -> Tensor:
+        """Compute the selective scan of Mamba-2.
+
+        Args:
+            x: [num_tokens, heads, head_dim].
+            dt: [num_tokens, heads], time steps before the bias and softplus.
+            a: [heads] float32, negative.
+            b: [num_tokens, groups, state_dim].
+            c: the same.
+            d: [heads], or None.
+            dt_bias: [heads], or None.
+            pool: [num_slots, heads, head_dim, state_dim] float32.
+            slots: see above.
+            query_start_loc: see above.
+            dt_limits: the smallest and the largest time step.
+
+        Returns:
+            [num_tokens, heads, head_dim].
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The states of a model's sequences.
+
+    Attributes:
+        layers: the layers that keep states.
+        num_slots: slots of the pool, with slot 0, which is the only one before the pool has its
+            size.
+    """
+
+    layers: tuple[StateLayer, ...]
+    num_slots: int = 1
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """The bytes of the state of a sequence in all layers."""
+        return sum(kept.num_bytes for layer in self.layers for kept in layer.tensors)
+
+
+class StatePool:
+    """The states of all slots, by layer.
+
+    Args:
+        spec: the layers and the number of slots.
+        functions: the platform's functions on states.
+        device: where the states are.
+
+    Attributes:
+        functions: the same.
+    """
+
+    def __init__(self, spec: StateSpec, functions: StateFunctions, device: torch.device) -> None:
+        self.functions = functions
+        self._tensors: dict[int, Sequence[Tensor]] = {
+            layer.index: [
+                torch.zeros(spec.num_slots, *kept.shape, dtype=kept.dtype, device=device)
+                for kept in layer.tensors
+            ]
+            for layer in spec.layers
+        }
+
+    def of(self, layer: StateLayer) -> Sequence[Tensor]:
+        """Return the tensors of a layer's states, each [num_slots, ...]."""
+        return self._tensors[layer.index]

@@ -1,0 +1,67 @@
+"""Functions on states of sequences in plain torch, token by token in float64."""
+
+from __future__ import annotations
+
+import math
+
+from paged_kernels.reference.causal_conv import causal_conv as exact_causal_conv
+from paged_kernels.reference.gated_delta import gated_delta as exact_gated_delta
+from paged_kernels.reference.selective_scan import selective_scan as exact_selective_scan
+from torch import Tensor
+from torch.nn.functional import softplus
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pool: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    *,
+    silu: bool,
+) -> Tensor:
+    """Convolve each channel with its last rows, see `StateFunctions.causal_conv`."""
+    out = exact_causal_conv(x, weight, bias, pool, slots, query_start_loc, silu=silu)
+    return out.to(x.dtype)
+
+
+def delta_gates(numbers: Tensor, decay: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute decays and shares, see `StateFunctions.delta_gates`."""
+    shares, rates = numbers.chunk(2, dim=1)
+    return decay * softplus(rates + dt_bias), shares.sigmoid()
+
+
+def gated_delta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor,
+) -> Tensor:
+    """Compute linear attention by the gated delta rule, see `StateFunctions.gated_delta`."""
+    return exact_gated_delta(q, k, v, g, beta, pool, slots, query_start_loc).to(v.dtype)
+
+
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    dt_bias: Tensor | None,
+    pool: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    *,
+    dt_limits: tuple[float, float] = (0.0, math.inf),
+) -> Tensor:
+    """Compute the selective scan of Mamba-2, see `StateFunctions.selective_scan`."""
+    out = exact_selective_scan(
+        x, dt, a, b, c, d, dt_bias, pool, slots, query_start_loc, dt_limits=dt_limits
+    )
+    return out.to(x.dtype)

@@ -1,0 +1,175 @@
+"""Slots for states: after any history, each step reads the state of exactly its own tokens."""
+
+from __future__ import annotations
+
+import pytest
+from engine_without_model import (
+    EngineWithoutModel,
+    PrecomputedDrafter,
+    expected_tokens,
+    make_request,
+    make_sequence,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_scheduler_properties import HISTORIES, MAX_MODEL_LEN, actions, windows
+
+from paged_backend.core.seeds import derive_seed
+from paged_backend.core.state_slots import StateSlots
+from paged_backend.values.kv_cache_groups import KVCacheLayout, StateLayout
+
+PROMPT = [1 + token % 40 for token in range(26)]
+
+
+def make_engine(num_slots: int = 24, interval: int = 8, **options) -> EngineWithoutModel:
+    return EngineWithoutModel(states=StateLayout(num_slots, interval), **options)
+
+
+@settings(max_examples=HISTORIES, deadline=None)
+@given(
+    actions=actions,
+    extra_blocks=st.integers(0, 30),
+    windows=windows,
+    num_slots=st.sampled_from([3, 4, 6, 9, 40]),
+    interval=st.sampled_from([0, 4, 8, 12]),
+    budget=st.integers(4, 48),
+    caching=st.booleans(),
+    async_scheduling=st.booleans(),
+    fair=st.booleans(),
+)
+def test_states_are_of_the_right_tokens_after_any_history(
+    actions, extra_blocks, windows, num_slots, interval, budget, caching, async_scheduling, fair
+):
+    num_blocks = 1 + KVCacheLayout(4, budget, windows).max_blocks(0, MAX_MODEL_LEN) + extra_blocks
+    engine = make_engine(
+        num_slots,
+        interval,
+        num_blocks=num_blocks,
+        max_num_seqs=4,
+        max_num_batched_tokens=budget,
+        max_model_len=MAX_MODEL_LEN,
+        enable_prefix_caching=caching,
+        async_scheduling=async_scheduling,
+        fair=fair,
+        windows=windows,
+    )
+    accepted, aborted = {}, set()
+    for kind, value in actions:
+        if kind == "add":
+            name = f"r{len(accepted)}"
+            accepted[name] = make_request(name, **value)
+            engine.add(accepted[name])
+        elif kind == "abort":
+            engine.scheduler.cancel_request(f"r{value}")
+            aborted.add(f"r{value}")
+        else:
+            for _ in range(value):
+                if engine.has_unfinished:
+                    engine.step()
+    engine.run()
+    assert engine.scheduler.kv.pool.num_used == 0
+    assert engine.scheduler.kv.states.pool.num_used == 0
+    for name, request in accepted.items():
+        for index in range(request.params.n):
+            want = expected_tokens(request, derive_seed(request.params.seed, index), MAX_MODEL_LEN)
+            got = engine.tokens.get((name, index), [])
+            assert got == want if name not in aborted else got == want[: len(got)]
+
+
+def hits_of_a_second_request(engine: EngineWithoutModel, prompt: list[int]) -> int:
+    engine.add(make_request("second", prompt, max_tokens=1))
+    (output,) = [output for output in engine.step() or engine.step() if output.new_token_ids]
+    return output.num_cached_tokens
+
+
+def test_chunks_end_at_checkpoints_and_later_requests_start_there() -> None:
+    engine = make_engine(max_num_batched_tokens=64)
+    engine.add(make_request("first", PROMPT, max_tokens=1))
+    engine.run()
+    lengths = [len(item.token_ids) for plan in engine.plans for item in plan.scheduled]
+    assert lengths == [8, 8, 8, 2]  # 24 is the border of the last full block, too
+    engine.plans.clear()
+    engine.add(make_request("second", [*PROMPT[:19], 7, 7, 7], max_tokens=1))
+    engine.run()
+    # 4 blocks of 4 tokens are equal, and the state after 16 tokens is cached.
+    assert engine.plans[0].scheduled[0].start == 16
+
+
+def test_a_hit_ends_at_the_border_of_a_prompt() -> None:
+    engine = make_engine(interval=1000, max_num_batched_tokens=64)
+    engine.add(make_request("first", PROMPT, max_tokens=6))
+    engine.run()
+    engine.plans.clear()
+    engine.add(make_request("second", [*PROMPT, 7, 7], max_tokens=1))
+    engine.run()
+    assert engine.plans[0].scheduled[0].start == 24
+
+
+def test_a_hit_needs_the_state_and_the_blocks() -> None:
+    engine = make_engine(max_num_batched_tokens=64)
+    engine.add(make_request("first", PROMPT, max_tokens=1))
+    engine.run()
+    seq = make_sequence(7, make_request("second", PROMPT))
+    states, kv = engine.scheduler.kv.states, engine.scheduler.kv
+    assert kv.num_hit_tokens(kv.find_prefix(seq)) == 24
+    taken = [states.pool.allocate() for _ in range(states.pool.num_free)]  # evicts all states
+    assert kv.find_prefix(seq) == []
+    states.pool.release(taken)
+
+
+def test_decodes_keep_checkpoints_and_overwrite_other_states() -> None:
+    engine = make_engine(max_num_batched_tokens=64)
+    engine.add(make_request("first", [1, 2, 3], max_tokens=12, ignore_eos=True))
+    engine.run()
+    slots = [plan.state_slots[0] for plan in engine.plans]
+    replaced = [start for start, (read, write) in enumerate(slots) if read != write]
+    # The prompt's 3 tokens, then one token a step: the state after 8 tokens is kept.
+    assert replaced == [0, 6]
+    tokens = [1, 2, 3, *engine.tokens["first", 0]]
+    seq = make_sequence(7, make_request("second", tokens))
+    assert engine.scheduler.kv.num_hit_tokens(engine.scheduler.kv.find_prefix(seq)) == 8
+
+
+def test_no_checkpoints_without_a_prefix_cache() -> None:
+    engine = make_engine(enable_prefix_caching=False, max_num_batched_tokens=64)
+    engine.add(make_request("first", PROMPT, max_tokens=3))
+    engine.run()
+    assert [len(item.token_ids) for item in engine.plans[0].scheduled] == [26]
+    assert engine.scheduler.kv.states.pool.num_cached == 0
+
+
+def test_few_slots_bound_the_sequences_that_run() -> None:
+    engine = make_engine(num_slots=5, max_num_seqs=8)
+    for name in "abc":
+        engine.add(make_request(name, PROMPT, max_tokens=9, ignore_eos=True))
+    most = 0
+    while engine.has_unfinished:
+        engine.step()
+        most = max(most, len(engine.scheduler.sequences.started))
+    assert most == 2
+    assert {len(tokens) for tokens in engine.tokens.values()} == {9}
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_pool_without_a_free_slot_gives_up_checkpoints(caching: bool) -> None:
+    key_of = (lambda seq, position: bytes([position])) if caching else None
+    states = StateSlots(StateLayout(3, 4), 4, key_of)
+    seq = make_sequence(1, make_request("a", PROMPT))
+    states.num_started = 1
+    pairs = []
+    for _ in range(6):
+        pairs.append(states.advance(seq, 4))
+        seq.num_computed_tokens += 4
+    writes = [write for _, write in pairs]
+    assert [read for read, _ in pairs] == [0, *writes[:-1]]
+    states.check_invariants([seq])
+    states.release(seq)
+    assert states.pool.num_used == 0
+
+
+def test_drafts_would_need_states_of_each_token() -> None:
+    """The engine refuses the combination; here the states' check notices it."""
+    engine = make_engine(drafter=PrecomputedDrafter(4, 2))
+    engine.add(make_request("first", PROMPT, max_tokens=20, ignore_eos=True))
+    with pytest.raises((AssertionError, RuntimeError), match="state"):
+        engine.run()
