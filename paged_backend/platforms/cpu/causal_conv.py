@@ -30,6 +30,7 @@ from paged_backend.platforms.cpu.threads import (
     claim,
     device_function,
     device_variant,
+    exact_function,
     floats,
     inlined,
 )
@@ -94,7 +95,7 @@ def _store_float32(number: Any, scale: Any) -> Any:
     return number
 
 
-@device_function
+@exact_function
 def _add_products(sums: int, weights: int, inputs: int, size: int) -> None:
     """Add the products of two vectors at addresses to a third one."""
     totals, factors, numbers = floats(sums, size), floats(weights, size), floats(inputs, size)
@@ -102,7 +103,7 @@ def _add_products(sums: int, weights: int, inputs: int, size: int) -> None:
         totals[i] += factors[i] * numbers[i]
 
 
-@device_function
+@exact_function
 def _apply_silu(sums: int, size: int) -> None:
     totals = floats(sums, size)
     for i in range(size):

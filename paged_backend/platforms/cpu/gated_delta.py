@@ -14,9 +14,9 @@ from torch import Tensor
 
 from paged_backend.platforms.cpu.math import exp
 from paged_backend.platforms.cpu.state_heads import Heads, make_attend, run
-from paged_backend.platforms.cpu.state_panels import make_step
+from paged_backend.platforms.cpu.state_panels import make_step, sum_of_squares
 from paged_backend.platforms.cpu.states import rows_of
-from paged_backend.platforms.cpu.threads import ParallelKernel, device_function, floats
+from paged_backend.platforms.cpu.threads import ParallelKernel, exact_function, floats
 
 _ONE, _EPS = np.float32(1.0), np.float32(1e-6)
 
@@ -55,22 +55,20 @@ def gated_delta(
     return out.to(v.dtype)
 
 
-@device_function
-def _factor(numbers: Any) -> Any:
+@exact_function
+def _factor(address: int, size: int) -> Any:
     """Return the factor that makes the length of a vector 1."""
-    total = np.float32(0.0)
-    for i in range(len(numbers)):
-        total += numbers[i] * numbers[i]
-    return _ONE / np.sqrt(total + _EPS)
+    return _ONE / np.sqrt(sum_of_squares(address, size) + _EPS)
 
 
-@device_function
+@exact_function
 def _prepare(heads: Heads, row: int, head: int, prepared: int) -> None:
     """See `state_heads.make_attend`."""
     size, each = heads.key_dim, heads.decays_of_head
     key_head = head // (heads.heads // heads.key_heads)
-    q = floats(heads.q + (row * heads.q_stride + key_head * size) * 4, size)
-    k = floats(heads.k + (row * heads.k_stride + key_head * size) * 4, size)
+    query = heads.q + (row * heads.q_stride + key_head * size) * 4
+    of_key = heads.k + (row * heads.k_stride + key_head * size) * 4
+    q, k = floats(query, size), floats(of_key, size)
     logarithms = floats(heads.decays + (row * heads.decay_stride + head * each) * 4, each)
     numbers = floats(prepared, (4, size))
     if each == 1:
@@ -78,8 +76,8 @@ def _prepare(heads: Heads, row: int, head: int, prepared: int) -> None:
     else:
         for i in range(size):
             numbers[0, i] = exp(logarithms[i])
-    of_queries = _factor(q) / np.sqrt(np.float32(size))
-    of_keys = _factor(k)
+    of_queries = _factor(query, size) / np.sqrt(np.float32(size))
+    of_keys = _factor(of_key, size)
     for i in range(size):
         key = k[i] * of_keys
         numbers[1, i] = key

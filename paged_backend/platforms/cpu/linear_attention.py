@@ -15,7 +15,7 @@ from paged_backend.platforms.cpu.math import exp
 from paged_backend.platforms.cpu.state_heads import Heads, make_attend, run
 from paged_backend.platforms.cpu.state_panels import make_step
 from paged_backend.platforms.cpu.states import copy, rows_of
-from paged_backend.platforms.cpu.threads import ParallelKernel, device_function, floats
+from paged_backend.platforms.cpu.threads import ParallelKernel, exact_function, floats
 
 
 def linear_attention(
@@ -50,7 +50,7 @@ def linear_attention(
     return out.to(v.dtype)
 
 
-@device_function
+@exact_function
 def _prepare(heads: Heads, row: int, head: int, prepared: int) -> None:
     """See `state_heads.make_attend`; nothing is recalled."""
     size = heads.key_dim

@@ -25,7 +25,7 @@ from paged_backend.platforms.cpu.states import (
     rows_of,
     sequence_at,
 )
-from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_function, floats
+from paged_backend.platforms.cpu.threads import ParallelKernel, claim, exact_function, floats
 from paged_backend.platforms.cpu.tiles import LANES
 
 _CHANNELS = 256  # channels of a piece of work
@@ -78,7 +78,7 @@ def mamba1_scan(
 _scan = make_scan("mamba1", one_decay=False)
 
 
-@device_function
+@exact_function
 def _prepare(times: int, inputs: int, dt: int, dt_bias: int, x: int, size: int) -> None:
     """Store the time steps of some channels, as powers of 2, and their inputs at addresses."""
     steps, biases, numbers = floats(dt, size), floats(dt_bias, size), floats(x, size)
@@ -89,7 +89,7 @@ def _prepare(times: int, inputs: int, dt: int, dt_bias: int, x: int, size: int) 
         added[i] = step * numbers[i]
 
 
-@device_function
+@exact_function
 def _add_products(out: int, x: int, factors: int, size: int) -> None:
     """Add the products of two vectors to a third one; all are at addresses."""
     results, numbers, weights = floats(out, size), floats(x, size), floats(factors, size)

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from paged_backend.platforms.cpu.threads import device_function
+from paged_backend.platforms.cpu.threads import device_function, exact_function
 
 _FAST = ("fast",)
 # Taylor series of 2^x; on [-0.5, 0.5] the first term left out is 1.2e-7.
@@ -141,7 +141,7 @@ def exp(x: Any) -> Any:
     return exp2(x * np.float32(_LOG2E))
 
 
-@device_function
+@exact_function
 def softplus(x: Any) -> Any:
     """Compute log(1 + exp(x)) for a float32.
 

@@ -22,7 +22,7 @@ from paged_backend.platforms.cpu.states import (
     rows_of,
     sequence_at,
 )
-from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_function, floats
+from paged_backend.platforms.cpu.threads import ParallelKernel, claim, exact_function, floats
 from paged_backend.platforms.cpu.tiles import LANES
 
 _CHANNELS, _SEQUENCES = 256, 8  # the size of a piece of work
@@ -65,7 +65,7 @@ def rg_lru(
     return out.to(x.dtype)
 
 
-@device_function
+@exact_function
 def _missing_part(x: Any) -> Any:
     """Compute 1 - exp(-x) for a float32 that is at least 0, with small relative errors."""
     # Taylor's series, for which the first term left out is 3e-9 of the first one at 0.5.
@@ -79,7 +79,7 @@ def _missing_part(x: Any) -> Any:
     return x * series if x < np.float32(0.5) else _ONE - exp(-x)
 
 
-@device_function
+@exact_function
 def _store_rates(rates: int, parameters: int, size: int) -> None:
     """Store the largest rates of some channels, for their parameters; both are addresses."""
     results, numbers = floats(rates, size), floats(parameters, size)
@@ -87,7 +87,7 @@ def _store_rates(rates: int, parameters: int, size: int) -> None:
         results[i] = _SHARPNESS * softplus(numbers[i])
 
 
-@device_function
+@exact_function
 def _advance(
     state: int, x: int, input_gate: int, recurrent_gate: int, rates: int, size: int, is_first: bool
 ) -> None:

@@ -29,7 +29,7 @@ from paged_backend.platforms.cpu.states import (
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
-    device_function,
+    exact_function,
     float_bits,
     float_of,
     floats,
@@ -91,12 +91,24 @@ def selective_scan(
 _scan = make_scan("mamba2", one_decay=True)
 
 
-@device_function
+@exact_function
 def _add_times(out: int, x: int, factor: Any, size: int) -> None:
     """Add a vector, times a factor, to the one at an address."""
     numbers, results = floats(x, size), floats(out, size)
     for i in range(size):
         results[i] += numbers[i] * factor
+
+
+@exact_function
+def _step_of(dt: Any, offset: Any, low: Any, high: Any) -> Any:
+    """Return the time step of a row."""
+    return min(maximum(softplus(dt + offset), low), high)
+
+
+@exact_function
+def _power_of(step: Any, rate: Any) -> Any:
+    """Return the power of 2 by which a state decays in a time step."""
+    return step * rate * LOG2E
 
 
 def _scan_rows(arguments: Any) -> None:
@@ -124,9 +136,9 @@ def _scan_rows(arguments: Any) -> None:
             here = line * state_dim * 4
             place = before + here
             for row in range(first, last):
-                step = softplus(floats(dt + (row * dt_stride + head) * 4, 1)[0] + offset)
-                step = min(maximum(step, float_of(low)), float_of(high))
-                floats(time, 1)[0] = step * rate * LOG2E
+                raw = floats(dt + (row * dt_stride + head) * 4, 1)[0]
+                step = _step_of(raw, offset, float_of(low), float_of(high))
+                floats(time, 1)[0] = _power_of(step, rate)
                 numbers = x + (row * x_stride + head * head_dim + line) * 4
                 results = out + ((row * heads + head) * head_dim + line) * 4
                 of_b = b + (row * b_stride + group * state_dim) * 4

@@ -16,11 +16,19 @@ from numba.extending import intrinsic
 
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
 from paged_backend.platforms.cpu.tiles import HAS_AVX512
-from paged_backend.platforms.cpu.vectors import FLOATS, copies, fma, load, store_float32
+from paged_backend.platforms.cpu.vectors import (
+    FLOATS,
+    copies,
+    fma,
+    load,
+    reduce_to_one,
+    store_float32,
+)
 
 MOST_PANELS = 8 if HAS_AVX512 else 2
 """Panels of LANES columns of which the sums fit in the registers; a power of two."""
 
+_FLOAT = FLOATS.element
 _ZEROS = ir.Constant(FLOATS, [0.0] * FLOATS.count)
 
 
@@ -133,3 +141,34 @@ def _emit_recall(builder: Any, panels: int, args: tuple[Any, Any, Any, Any]) -> 
         builder.fadd(builder.load(even), builder.load(odd))
         for even, odd in zip(*halves, strict=True)
     ]
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def sum_of_squares(context: Any, numbers: Any, size: Any) -> Any:
+    """Return the sum of the squares of `size` float32 at an address, in one order for each size."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        result = cgutils.alloca_once(builder, _FLOAT)
+        function = shared_function(builder.module, "paged_sum_of_squares", 3, _emit_sum_of_squares)
+        builder.call(function, [*args, builder.ptrtoint(result, INT64)])
+        return builder.load(result)
+
+    return types.float32(types.int64, types.int64), generate
+
+
+def _emit_sum_of_squares(builder: Any, args: Sequence[Any]) -> None:
+    numbers, size, out = args
+    whole = builder.udiv(size, INT64(FLOATS.count))
+    sums = cgutils.alloca_once_value(builder, _ZEROS)
+    with cgutils.for_range(builder, whole) as loop:
+        vector = load(builder, numbers, loop.index)
+        builder.store(fma(builder, vector, vector, builder.load(sums)), sums)
+    result = builder.inttoptr(out, _FLOAT.as_pointer())
+    builder.store(reduce_to_one(builder, "fadd", builder.load(sums)), result)
+    with cgutils.for_range_slice(
+        builder, builder.mul(whole, INT64(FLOATS.count)), size, INT64(1)
+    ) as (index, _):
+        place = builder.gep(builder.inttoptr(numbers, _FLOAT.as_pointer()), [index])
+        number = builder.load(place, align=4)
+        total = builder.fadd(builder.load(result), builder.fmul(number, number))
+        builder.store(total, result)

@@ -17,7 +17,8 @@ from numba.extending import intrinsic
 
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
 from paged_backend.platforms.cpu.math import emit_exp2, exp2
-from paged_backend.platforms.cpu.threads import device_variant, floats
+from paged_backend.platforms.cpu.states import copy
+from paged_backend.platforms.cpu.threads import device_variant, exact_function, floats
 from paged_backend.platforms.cpu.tiles import LANES
 from paged_backend.platforms.cpu.vectors import (
     FLOATS,
@@ -32,6 +33,34 @@ from paged_backend.platforms.cpu.vectors import (
 LOG2E = np.float32(math.log2(math.e))
 _LINES = 4  # lines that are changed at once
 _FLOAT = FLOATS.element
+
+
+@exact_function
+def _decay_alike(
+    size: int, state: int, time: Any, added: Any, rates: int, b: int, c: int, out: int
+) -> None:
+    """Let a row change the last numbers of a line, which decay alike, and add them to its sum."""
+    numbers, factors, weights = floats(state, size), floats(b, size), floats(c, size)
+    decay = exp2(time)
+    total = np.float32(0.0)
+    for i in range(size):
+        numbers[i] = decay * numbers[i] + added * factors[i]
+        total += numbers[i] * weights[i]
+    floats(out, 1)[0] += total
+
+
+@exact_function
+def _decay_each(
+    size: int, state: int, time: Any, added: Any, rates: int, b: int, c: int, out: int
+) -> None:
+    """Do the same for numbers that decay by their rates."""
+    numbers, of_numbers = floats(state, size), floats(rates, size)
+    factors, weights = floats(b, size), floats(c, size)
+    total = np.float32(0.0)
+    for i in range(size):
+        numbers[i] = exp2(time * of_numbers[i]) * numbers[i] + added * factors[i]
+        total += numbers[i] * weights[i]
+    floats(out, 1)[0] += total
 
 
 def make_scan(name: str, *, one_decay: bool) -> Any:
@@ -50,22 +79,7 @@ def make_scan(name: str, *, one_decay: bool) -> Any:
     """
     scan_vectors = _make_scan_vectors(one_decay)
 
-    @device_variant(name)
-    def scan_rest(
-        first: int, size: int, source: int, target: int, numbers: Any, factors: Any, out: int
-    ) -> None:
-        """Do the same for the numbers of a line from the first one on."""
-        before, after = floats(source, size), floats(target, size)
-        b, c, rates = floats(factors[0], size), floats(factors[1], size), floats(factors[2], size)
-        time, added = numbers
-        decay = exp2(time)
-        total = np.float32(0.0)
-        for i in range(first, size):
-            if not one_decay:
-                decay = exp2(time * rates[i])
-            after[i] = decay * before[i] + added * b[i]
-            total += after[i] * c[i]
-        floats(out, 1)[0] += total
+    scan_rest = _decay_alike if one_decay else _decay_each
 
     @device_variant(name)
     def scan(
@@ -90,14 +104,15 @@ def make_scan(name: str, *, one_decay: bool) -> Any:
                 *(time, rates + here, inputs + at, b, c, out + at),
             )
             line += count
-        if vectors * LANES < size:
+        rest, first = size - vectors * LANES, vectors * LANES * 4
+        if rest > 0:
             for line in range(lines):
-                here, at = line * step, line * 4
+                here, at = line * step + first, line * 4
                 time = times if one_decay else times + at
-                numbers = floats(time, 1)[0], floats(inputs + at, 1)[0]
+                copy(target + here, source + here, rest)
                 scan_rest(
-                    *(vectors * LANES, size, source + here, target + here, numbers),
-                    *((b, c, rates + here), out + at),
+                    *(rest, target + here, floats(time, 1)[0], floats(inputs + at, 1)[0]),
+                    *(rates + here, b + first, c + first, out + at),
                 )
 
     return scan

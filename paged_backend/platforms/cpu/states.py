@@ -9,7 +9,9 @@ All take the rows of all sequences, one sequence after the other, and
   A sequence without rows is skipped.
 
 A state is computed row by row, and each of its numbers in one order, so results depend neither on
-the steps into which a text is divided nor on the other sequences.
+the steps into which a text is divided nor on the other sequences. LLVM may compile the first row of
+a loop apart from the others, or a loop twice, for memory that overlaps or does not. With fast math
+these copies may round differently, so what a row computes is an `exact_function`, or emitted.
 """
 
 from __future__ import annotations
