@@ -307,6 +307,17 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         rope_parameters={"full_attention": _YARN_ROPE, "sliding_attention": _LOCAL_ROPE},
     ),
+    # transformers saves convolutions rightly only if keys are as long as values.
+    "olmo-hybrid": _heads(
+        4,
+        2,
+        model_type="olmo_hybrid",
+        pad_token_id=0,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        rms_norm_eps=2e-3,
+    ),
     "phi3": _heads(4, 2, model_type="phi3", pad_token_id=0, sliding_window=40),
     "phi4-mini": _heads(
         4,

@@ -31,7 +31,7 @@ def decoder_tensors(shape: ModelShape) -> Tensors:
 
 def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorSpec]]:
     hidden = shape.hidden_size
-    for norm in shape.variant.norms.names:
+    for norm in shape.variant.norms_of(index).names:
         yield f"{norm}.weight", _norm(shape, hidden)
     mixer = shape.variant.state_mixer_of(index)
     if mixer is not None:

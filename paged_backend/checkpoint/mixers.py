@@ -5,8 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 from paged_backend.checkpoint.tensors import Role, TensorSpec, linear_tensors
+
+
+class DeltaLayout(Enum):
+    """The weights of linear attention as a checkpoint stores them."""
+
+    FUSED = "fused"  # in_proj_qkvz and in_proj_ba, with the heads that share a key together
+    SECTIONS = "sections"  # in_proj_qkv, in_proj_z, in_proj_b and in_proj_a
+    SEPARATE = "separate"  # a projection of each kind, and a convolution of queries, keys, values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +29,10 @@ class DeltaShape:
         key_dim: size of a head of queries and keys.
         value_dim: size of a head of values.
         width: rows that the convolution sees, its own included.
-        fused: the checkpoint stores queries, keys, values and gates as ``in_proj_qkvz``, and the
-            other numbers as ``in_proj_ba``, with the heads that share a key together.
+        layout: how the checkpoint stores the weights.
+        max_beta: the largest part of a value that a row replaces. With 2, the state of a key can
+            change its sign.
+        norm_eps: epsilon of the norm of a head; None for that of the model.
     """
 
     hidden_size: int
@@ -30,7 +41,9 @@ class DeltaShape:
     key_dim: int
     value_dim: int
     width: int
-    fused: bool
+    layout: DeltaLayout
+    max_beta: float = 1.0
+    norm_eps: float | None = None
 
     name = "linear_attn"
 
@@ -61,16 +74,42 @@ class DeltaShape:
     @property
     def large_parts(self) -> dict[str, int]:
         """The sizes of queries, keys, values and gates, by names in the checkpoint."""
-        if self.fused:
-            return {"in_proj_qkvz": self.channels + self.values_size}
-        return {"in_proj_qkv": self.channels, "in_proj_z": self.values_size}
+        match self.layout:
+            case DeltaLayout.FUSED:
+                return {"in_proj_qkvz": self.channels + self.values_size}
+            case DeltaLayout.SECTIONS:
+                return {"in_proj_qkv": self.channels, "in_proj_z": self.values_size}
+        keys, values = self.keys_size, self.values_size
+        return {"q_proj": keys, "k_proj": keys, "v_proj": values, "g_proj": values}
 
     @property
     def small_parts(self) -> dict[str, int]:
         """The sizes of the numbers for beta and decay, by names in the checkpoint."""
-        if self.fused:
-            return {"in_proj_ba": 2 * self.num_value_heads}
-        return {"in_proj_b": self.num_value_heads, "in_proj_a": self.num_value_heads}
+        heads = self.num_value_heads
+        match self.layout:
+            case DeltaLayout.FUSED:
+                return {"in_proj_ba": 2 * heads}
+            case DeltaLayout.SECTIONS:
+                return {"in_proj_b": heads, "in_proj_a": heads}
+        return {"b_proj": heads, "a_proj": heads}
+
+    @property
+    def convolutions(self) -> dict[str, int]:
+        """The channels of each convolution, by its name in the checkpoint."""
+        if self.layout is not DeltaLayout.SEPARATE:
+            return {"conv1d": self.channels}
+        keys = self.keys_size
+        return {"q_conv1d": keys, "k_conv1d": keys, "v_conv1d": self.values_size}
+
+    @property
+    def output(self) -> str:
+        """The checkpoint's name of the last linear layer."""
+        return "o_proj" if self.layout is DeltaLayout.SEPARATE else "out_proj"
+
+    @property
+    def norm(self) -> str:
+        """The checkpoint's name of the norm of a head."""
+        return "o_norm" if self.layout is DeltaLayout.SEPARATE else "norm"
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield the tensors of the module, by name in it."""
@@ -78,11 +117,12 @@ class DeltaShape:
             yield from linear_tensors(name, self.hidden_size, size, False, 0)
         for name, size in self.small_parts.items():
             yield f"{name}.weight", TensorSpec((size, self.hidden_size), Role.ROUTER)
-        yield from linear_tensors("out_proj", self.values_size, self.hidden_size, False, 1)
-        yield "conv1d.weight", TensorSpec((self.channels, 1, self.width), Role.CONVOLUTION)
+        yield from linear_tensors(self.output, self.values_size, self.hidden_size, False, 1)
+        for name, size in self.convolutions.items():
+            yield f"{name}.weight", TensorSpec((size, 1, self.width), Role.CONVOLUTION)
         yield "A_log", TensorSpec((self.num_value_heads,), Role.DECAY)
         yield "dt_bias", TensorSpec((self.num_value_heads,), Role.DECAY)
-        yield "norm.weight", TensorSpec((self.value_dim,), Role.NORM)
+        yield f"{self.norm}.weight", TensorSpec((self.value_dim,), Role.NORM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

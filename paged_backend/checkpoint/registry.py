@@ -19,7 +19,7 @@ from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
 from paged_backend.checkpoint.families.minicpm3 import minicpm3
 from paged_backend.checkpoint.families.ministral import ministral, ministral3
 from paged_backend.checkpoint.families.nemotron_h import nemotron_h
-from paged_backend.checkpoint.families.olmo import olmo2, olmo3, olmoe
+from paged_backend.checkpoint.families.olmo import olmo2, olmo3, olmo_hybrid, olmoe
 from paged_backend.checkpoint.families.phi3 import phi3
 from paged_backend.checkpoint.families.qwen import (
     qwen2,
@@ -102,6 +102,7 @@ ARCHITECTURES = {
     "NemotronHForCausalLM": Architecture(nemotron_h, head_dim=128, activation=RELU2),
     "Olmo2ForCausalLM": Architecture(olmo2),
     "Olmo3ForCausalLM": Architecture(olmo3),
+    "OlmoHybridForCausalLM": Architecture(olmo_hybrid),
     "OlmoeForCausalLM": Architecture(olmoe),
     "Phi3ForCausalLM": Architecture(phi3),
     "SmolLM3ForCausalLM": Architecture(smollm3, tied_embeddings=True),

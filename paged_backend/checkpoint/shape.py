@@ -146,6 +146,7 @@ class Variant:
         biases: the linear layers that have a bias.
         windows: window of each layer; empty if no layer has a window.
         norms: the norms of each layer.
+        layer_norms: the norms of each layer where they differ; empty if all layers have `norms`.
         names: the names of modules.
         unit_offset: the weights of norms are stored minus 1.
         qk_norm: the norm of queries and keys; None for no norm.
@@ -180,6 +181,7 @@ class Variant:
     biases: Biases = Biases()
     windows: Windows = ()
     norms: LayerNorms = LayerNorms()
+    layer_norms: tuple[LayerNorms, ...] = ()
     names: ModuleNames = ModuleNames()
     unit_offset: bool = False
     qk_norm: QKNormScope | None = None
@@ -205,6 +207,10 @@ class Variant:
     plain_mlp: bool = False
     gated_attention: bool = False
     unused_layers: int = 0
+
+    def norms_of(self, layer: int) -> LayerNorms:
+        """Return the norms of a layer."""
+        return self.layer_norms[layer] if self.layer_norms else self.norms
 
     def state_mixer_of(self, layer: int) -> StateMixer | None:
         """Return what a layer has in place of attention or beside it; None for attention only."""

@@ -9,8 +9,12 @@ from collections.abc import Container
 _IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
 # How names begin in checkpoints that leave out the prefix.
 _BASE_NAMES = "embed_tokens.", "layers.", "norm."
-# Other prefixes, of Nemotron-H.
+# Other prefixes, of Nemotron-H, and names of modules, of OLMo Hybrid.
 _OTHER_PREFIXES = {"backbone.embeddings.": "model.embed_tokens.", "backbone.": "model."}
+_OTHER_MODULES = {
+    ".attention_layer_norm.": ".input_layernorm.",
+    ".feedforward_layer_norm.": ".post_attention_layernorm.",
+}
 _QUERY_SCALES = re.compile(
     r".*\.self_attn\.(?:q_proj\.(?:output|q)_scale|(?:attn\.)?(?:q|prob|prob_output)_scale|q\.scale)"
 )
@@ -31,7 +35,11 @@ _SYNONYMS = {
 def usual_name(name: str) -> str:
     """Return a tensor's name with the prefix ``model.``, added if it is missing.
 
-    Checkpoints of models without an output layer leave the prefix out."""
+    Checkpoints of models without an output layer leave the prefix out. A few families have another
+    prefix, or other names of norms.
+    """
+    for module, usual in _OTHER_MODULES.items():
+        name = name.replace(module, usual)
     for prefix, usual in _OTHER_PREFIXES.items():
         if name.startswith(prefix):
             return usual + name[len(prefix) :]

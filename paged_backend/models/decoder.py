@@ -59,11 +59,12 @@ class DecoderLayer:
         self, config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
     ) -> None:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
-        names = config.variant.norms.names
-        self.norms = {name: self._norm_weights.empty(config.hidden_size) for name in names}
+        self._names = config.variant.norms_of(index)
+        sizes = dict.fromkeys(self._names.names, config.hidden_size)
+        self.norms = {name: self._norm_weights.empty(size) for name, size in sizes.items()}
         self._mixers = _make_mixers(config, index, prefix, cos_sin_cache, kernels)
         self.mixing = _in_parallel(config, index, self._mixers)
-        moe, self._names = config.moe_of(index), config.variant.norms
+        moe = config.moe_of(index)
         self._mlp_name = config.variant.names.mlp if moe is None else moe.names.module
         self.mlp = _make_mlp(config, index, f"{prefix}.{self._mlp_name}", kernels)
 

@@ -1,4 +1,4 @@
-"""Linear attention by the gated delta rule, as Qwen3-Next and Qwen3.5 have it."""
+"""Linear attention by the gated delta rule: Qwen3-Next, Qwen3.5 and OLMo Hybrid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from paged_backend.checkpoint.mixers import DeltaShape
+from paged_backend.checkpoint.mixers import DeltaLayout, DeltaShape
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.layers import Kernels, NormWeights
@@ -35,7 +35,7 @@ class GatedDelta:
         self, shape: DeltaShape, index: int, layer_name: str, eps: float, kernels: Kernels
     ) -> None:
         self.name = shape.name
-        self._shape, self._eps = shape, eps
+        self._shape, self._eps = shape, shape.norm_eps or eps
         hidden, prefix, device = shape.hidden_size, f"{layer_name}.{shape.name}", kernels.device
         large, small = _row_orders(shape)
         self._in_proj = kernels.linear(
@@ -47,7 +47,7 @@ class GatedDelta:
             )
         )
         self.o_proj = kernels.linear(
-            LinearSpec(shape.values_size, {"out_proj": hidden}, prefix=prefix)
+            LinearSpec(shape.values_size, {shape.output: hidden}, prefix=prefix)
         )
         self._conv = torch.empty(shape.channels, 1, shape.width, dtype=kernels.dtype, device=device)
         self._a_log = torch.empty(shape.num_value_heads, device=device)
@@ -69,11 +69,13 @@ class GatedDelta:
         parameters: dict[str, Parameter] = {}
         for linear in linears:
             parameters |= linear.parameters()
+        sizes = self._shape.convolutions
+        for name, part in zip(sizes, torch.split(self._conv, list(sizes.values())), strict=True):
+            parameters[f"{name}.weight"] = part
         return parameters | {
-            "conv1d.weight": self._conv,
             "A_log": self._a_log,
             "dt_bias": self._dt_bias,
-            "norm.weight": self._norm,
+            f"{self._shape.norm}.weight": self._norm,
         }
 
     def pack(self) -> None:
@@ -101,7 +103,7 @@ class GatedDelta:
             k.view(len(k), -1, shape.key_dim),
             v.view(len(v), -1, shape.value_dim),
             g,
-            beta,
+            beta if shape.max_beta == 1 else beta * shape.max_beta,
             pool,
             slots,
             starts,
@@ -115,7 +117,7 @@ def _row_orders(shape: DeltaShape) -> tuple[dict[str, Tensor], dict[str, Tensor]
 
     A fused weight has, for each key head, its rows of all sections.
     """
-    if not shape.fused:
+    if shape.layout is not DeltaLayout.FUSED:
         return {}, {}
     values = shape.values_size // shape.num_key_heads
     large = _sections_first(shape.num_key_heads, (shape.key_dim, shape.key_dim, values, values))

@@ -15,7 +15,7 @@ from paged_backend.checkpoint.families.keys import (
     rotary_dim,
     windows_of,
 )
-from paged_backend.checkpoint.mixers import DeltaShape
+from paged_backend.checkpoint.mixers import DeltaLayout, DeltaShape
 from paged_backend.checkpoint.moe import MoeShape
 from paged_backend.checkpoint.moe_reader import read_qwen2_moe, read_qwen3_moe
 from paged_backend.checkpoint.shape import Biases, QKNormScope, Rotary, Variant, Windows
@@ -58,7 +58,7 @@ def qwen3_moe(config: ConfigFile, num_layers: int) -> Variant:
 def qwen3_next(config: ConfigFile, num_layers: int) -> Variant:
     """Read the variant of a Qwen3-Next checkpoint, with linear attention in most layers."""
     return replace(
-        _hybrid(config, num_layers, fused=True),
+        _hybrid(config, num_layers, DeltaLayout.FUSED),
         moe=_shared_moe(config),
         moe_layers=_moe_layers(config, num_layers),
     )
@@ -66,31 +66,23 @@ def qwen3_next(config: ConfigFile, num_layers: int) -> Variant:
 
 def qwen3_5(config: ConfigFile, num_layers: int) -> Variant:
     """Read the variant of the decoder of a Qwen 3.5 checkpoint."""
-    return _hybrid(config, num_layers, fused=False)
+    return _hybrid(config, num_layers, DeltaLayout.SECTIONS)
 
 
 def qwen3_5_moe(config: ConfigFile, num_layers: int) -> Variant:
     """Read the variant of the decoder of a Qwen 3.5 checkpoint with experts."""
-    return replace(_hybrid(config, num_layers, fused=False), moe=_shared_moe(config))
+    return replace(_hybrid(config, num_layers, DeltaLayout.SECTIONS), moe=_shared_moe(config))
 
 
-def _hybrid(config: ConfigFile, num_layers: int, *, fused: bool) -> Variant:
+def _hybrid(config: ConfigFile, num_layers: int, layout: DeltaLayout) -> Variant:
     """Read a variant with linear attention, by the gated delta rule, in most layers."""
-    shape = DeltaShape(
-        hidden_size=config.integer("hidden_size"),
-        num_key_heads=config.integer("linear_num_key_heads", 16),
-        num_value_heads=config.integer("linear_num_value_heads", 32),
-        key_dim=config.integer("linear_key_head_dim", 128),
-        value_dim=config.integer("linear_value_head_dim", 128),
-        width=config.integer("linear_conv_kernel_dim", 4, low=2),
-        fused=fused,
-    )
-    if shape.num_value_heads % shape.num_key_heads:
-        raise config.error(
-            "linear_num_value_heads",
-            f"must be a multiple of linear_num_key_heads ({shape.num_key_heads}), got "
-            f"{shape.num_value_heads}",
-        )
+    defaults = {
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    }
+    shape = read_delta(config.with_defaults(**defaults), layout)
     period = config.integer("full_attention_interval", 4)
     default = tuple(FULL if layer % period == period - 1 else LINEAR for layer in range(num_layers))
     kinds = layer_types(config, default, known=(FULL, LINEAR))
@@ -103,6 +95,30 @@ def _hybrid(config: ConfigFile, num_layers: int, *, fused: bool) -> Variant:
         state_mixers=tuple(shape if kind == LINEAR else None for kind in kinds),
         gated_attention=True,
     )
+
+
+def read_delta(config: ConfigFile, layout: DeltaLayout) -> DeltaShape:
+    """Read the sizes of linear attention by the gated delta rule.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    shape = DeltaShape(
+        hidden_size=config.integer("hidden_size"),
+        num_key_heads=config.integer("linear_num_key_heads"),
+        num_value_heads=config.integer("linear_num_value_heads"),
+        key_dim=config.integer("linear_key_head_dim"),
+        value_dim=config.integer("linear_value_head_dim"),
+        width=config.integer("linear_conv_kernel_dim", 4, low=2),
+        layout=layout,
+    )
+    if shape.num_value_heads % shape.num_key_heads:
+        raise config.error(
+            "linear_num_value_heads",
+            f"must be a multiple of linear_num_key_heads ({shape.num_key_heads}), got "
+            f"{shape.num_value_heads}",
+        )
+    return shape
 
 
 def _shared_moe(config: ConfigFile) -> MoeShape:
