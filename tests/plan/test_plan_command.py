@@ -109,6 +109,27 @@ def test_a_model_that_does_not_fit_is_said_so(
     assert "do not fit" in capsys.readouterr().out
 
 
+def test_latent_attention_has_no_8_bit_cache(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    values = {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 3,
+        "vocab_size": 200,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    argv = [str(tmp_path), "--gpu", "l4"]
+    model = plan(capsys, *argv)["model"]
+    assert model["attention"] == "MLA" and model["kv_bytes_per_token"] == 3 * (512 + 64) * 4
+    message = refusal(capsys, *argv, "--kv-cache-dtype", "fp8")
+    assert message == "--kv-cache-dtype: latent attention has no 8-bit KV cache, got fp8"
+
+
 def test_more_sequences_take_more_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["llama-3-8b", "--gpu", "l4", "--context", "8192"]
     for sequences, num_gpus in (("2", 1), ("3", 2)):

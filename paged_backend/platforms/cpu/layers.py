@@ -23,6 +23,7 @@ from paged_backend.platforms.cpu.bf16_linear import (
 )
 from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.math import exp, gelu_tanh, normal_cdf, sigmoid, swiglu
+from paged_backend.platforms.cpu.scored_experts import choose_by_score, take_largest
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     array_at,
@@ -33,7 +34,6 @@ from paged_backend.platforms.cpu.threads import (
     floats,
     ints,
 )
-from paged_backend.platforms.portable import layers as portable
 
 _ONE = np.float32(1.0)
 _NO_LIMIT = float(np.finfo(np.float32).max)  # compiled code may assume that no number is infinite
@@ -138,13 +138,15 @@ def choose_experts(
     logits: Tensor, routing: Routing, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """See `platforms.portable.layers.choose_experts`; `logits` must be contiguous."""
-    if bias is not None or routing.groups is not None or routing.scale != 1:
-        return portable.choose_experts(logits, routing, bias)
+    if bias is not None or routing.groups is not None:
+        return choose_by_score(logits, routing, bias)
     shape = len(logits), routing.num_experts_per_tok
     ids, weights = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
     places = logits.data_ptr(), ids.data_ptr(), weights.data_ptr()
     scoring = _SCORINGS.index(routing.scoring)
     _choose_experts()(*places, *logits.shape, shape[1], scoring, int(routing.norm_topk_prob))
+    if routing.scale != 1:
+        weights *= routing.scale
     return ids, weights
 
 
@@ -270,19 +272,6 @@ def _add_gated_rows(arguments: Any) -> None:
 
 
 @device_function
-def _take_largest(logits: Any, taken: Any) -> Any:
-    """Return the index of the largest logit that is not taken, the first of equal ones."""
-    best = 0
-    while taken[best]:
-        best += 1
-    for i in range(best + 1, len(logits)):
-        if not taken[i] and logits[i] > logits[best]:
-            best = i
-    taken[best] = True
-    return best
-
-
-@device_function
 def _softmax_sum(logits: Any, largest: Any) -> Any:
     """Return the sum of exp(logit - largest)."""
     total = np.float32(0.0)
@@ -304,7 +293,7 @@ def _choose_experts_of_rows(arguments: Any) -> None:
             logits = all_logits[row]
             taken[:] = False
             for rank in range(top_k):
-                ids[row, rank] = _take_largest(logits, taken)
+                ids[row, rank] = take_largest(logits, taken)
                 chosen[rank] = logits[ids[row, rank]]
             if scoring == _SIGMOID:
                 for rank in range(top_k):

@@ -22,7 +22,6 @@ from paged_backend.tools.plan.prices import cost_per_million
 from paged_backend.tools.plan.roofline import Roofline, StepRoofline
 from paged_backend.tools.plan.sizes import KvSizes, Parameters, count_parameters
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import group_layers
 from paged_backend.values.options.scheduling import GPU_LIMITS, StepLimits
 
@@ -184,9 +183,8 @@ class Planner:
             kv_dtype = options.kv_cache_dtype
         self._kv = KV_TYPES[kv_dtype]
         if self._shape.variant.latent is not None and self._kv.bits == 8:
-            raise ConfigError(
-                f"--kv-cache-dtype: latent attention has no 8-bit KV cache, got {kv_dtype}"
-            )
+            problem = f"latent attention has no 8-bit KV cache, got {kv_dtype}"
+            raise refuse("kv_cache_dtype", problem)
         self.facts = self._facts(str(path), dtype, kv_dtype, context)
         self.assumptions = Assumptions(
             context=context,
