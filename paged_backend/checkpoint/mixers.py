@@ -179,7 +179,7 @@ class Mamba2Shape:
         dt_limits: the smallest and the largest time step.
         normed: whether the result has a norm for each group of heads.
         norm_before_gate: whether the norm is computed before the gates multiply.
-        factors: on the gates, values, B, C and time steps that the first linear layer computes;
+        factors: factors on the gates, values, B, C and time steps that the first linear layer computes;
             empty for none.
     """
 

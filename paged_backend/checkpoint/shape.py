@@ -122,12 +122,12 @@ class LayerFactors:
     """Factors on inputs and outputs of the parts of a layer (Falcon-H1).
 
     Attributes:
-        attention_input: on what attention reads, if it is beside a module with a state.
-        attention_output: on the output of this attention.
-        state_input: on what that module reads.
-        state_output: on its output.
-        mlp_gate: on the gate of the MLP, before the activation.
-        mlp_output: on the output of the MLP.
+        attention_input: factor on what attention reads, if it is beside a module with a state.
+        attention_output: factor on the output of this attention.
+        state_input: factor on what that module reads.
+        state_output: factor on its output.
+        mlp_gate: factor on the gate of the MLP, before the activation.
+        mlp_output: factor on the output of the MLP.
     """
 
     attention_input: float = 1.0
