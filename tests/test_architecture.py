@@ -198,6 +198,10 @@ def test_a_package_without_a_docstring_is_found(copy: Path) -> None:
         ("paged_client", ["torch", "transformers", "paged_backend", "fastapi", "pydantic"]),
         ("paged_client.gateway", ["torch", "transformers", "tokenizers", "paged_backend"]),
         ("paged_backend.serving.requests.front_end", ["torch", "transformers", "tritonclient"]),
+        (
+            "paged_backend.text.template_renderer",
+            ["torch", "transformers", "transformers.utils"],
+        ),
         ("paged_backend.cli", ["torch", "transformers", "tritonclient", "aiohttp", "matplotlib"]),
         ("paged_backend.tools.plan.planner", ["torch", "transformers", "numpy"]),
         ("paged_backend.tools.workloads", ["torch", "transformers", "tritonclient", "rich"]),
