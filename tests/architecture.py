@@ -132,17 +132,25 @@ def modules(root: Path) -> dict[str, Path]:
 def imports(root: Path) -> Imports:
     """All imports at any depth: within functions and for type checkers, too."""
     known = modules(root)
-    return {name: set(_imported(_tree(path.read_text()), known)) for name, path in known.items()}
+    return {name: set(_imported(path.read_text(), known)) for name, path in known.items()}
 
 
-def _imported(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imported(text: str, known: dict[str, Path]) -> Iterator[str]:
+    for module, name in _statements(text):
+        submodule = f"{module}.{name}"
+        yield submodule if name and submodule in known else module
+
+
+@functools.cache
+def _statements(text: str) -> list[tuple[str, str]]:
+    """Return the modules that a module imports, and what it imports from them."""
+    found = []
+    for node in ast.walk(_tree(text)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                yield submodule if submodule in known else node.module
+            found += [(node.module, alias.name) for alias in node.names]
+    return found
 
 
 def cycles(root: Path) -> list[str]:
@@ -275,9 +283,14 @@ def _lines_of_others(
     found = []
     for name, path in modules(root).items():
         if name.split(".")[0] == "paged_backend" and name not in exempt:
-            lines = sorted(find_lines(_tree(path.read_text())))
+            lines = _sorted_lines(find_lines, path.read_text())
             found += [f"{name}, line {line}" for line in lines]
     return found
+
+
+@functools.cache
+def _sorted_lines(find_lines: Callable[[ast.AST], Iterator[int]], text: str) -> list[int]:
+    return sorted(find_lines(_tree(text)))
 
 
 def _decisions(tree: ast.AST) -> Iterator[int]:

@@ -198,6 +198,10 @@ def test_a_package_without_a_docstring_is_found(copy: Path) -> None:
         ("paged_client", ["torch", "transformers", "paged_backend", "fastapi", "pydantic"]),
         ("paged_client.gateway", ["torch", "transformers", "tokenizers", "paged_backend"]),
         ("paged_backend.serving.requests.front_end", ["torch", "transformers", "tritonclient"]),
+        (
+            "paged_backend.text.template_renderer",
+            ["torch", "transformers", "transformers.utils"],
+        ),
         ("paged_backend.cli", ["torch", "transformers", "tritonclient", "aiohttp", "matplotlib"]),
         ("paged_backend.tools.plan.planner", ["torch", "transformers", "numpy"]),
         ("paged_backend.tools.workloads", ["torch", "transformers", "tritonclient", "rich"]),
@@ -212,3 +216,15 @@ def test_imports_stay_light(module: str, absent: list[str]) -> None:
     code = f"import sys, {module}; print(*(m for m in {absent} if m in sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == ""
+
+
+def test_a_process_that_only_completes_a_configuration_imports_no_front_end() -> None:
+    absent = ["paged_backend.serving.requests.front_end", "tokenizers", "zmq", "jinja2"]
+    code = (
+        "import sys, types\n"
+        "sys.modules['triton_python_backend_utils'] = types.ModuleType('of the server')\n"
+        "from paged_backend.serving.model import TritonPythonModel\n"
+        f"print(TritonPythonModel.__name__, *(m for m in {absent} if m in sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "TritonPythonModel\n"

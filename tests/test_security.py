@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 
 import pytest
@@ -28,18 +28,28 @@ METHODS = {
 PICKLING = {"send_pyobj", "recv_pyobj"}  # methods of ZeroMQ's sockets
 
 
-def calls() -> Iterator[tuple[Path, ast.Call]]:
-    for path in (path for package in PACKAGES for path in sorted(package.rglob("*.py"))):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                yield path, node
+@functools.cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    """Return the modules of all packages."""
+    paths = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
+    return [(path, ast.parse(path.read_text())) for path in paths]
+
+
+@functools.cache
+def calls() -> list[tuple[Path, ast.Call, str]]:
+    """Return all calls, and what each of them calls."""
+    return [
+        (path, node, ast.unparse(node.func))
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+    ]
 
 
 def test_nothing_is_pickled():
-    paths = [path for package in PACKAGES for path in package.rglob("*.py")]
-    assert len(paths) > 150
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
+    assert len(trees()) > 150
+    for path, tree in trees():
+        for node in ast.walk(tree):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -49,9 +59,8 @@ def test_nothing_is_pickled():
 
 
 def test_no_text_becomes_code_and_no_file_an_object():
-    for path, call in calls():
+    for path, call, name in calls():
         where = f"{path}:{call.lineno}"
-        name = ast.unparse(call.func)
         assert name not in BUILTINS | METHODS, where
         assert name.rpartition(".")[2] not in PICKLING, where
         for keyword in call.keywords:
@@ -60,11 +69,11 @@ def test_no_text_becomes_code_and_no_file_an_object():
 
 
 def test_a_transformers_loader_is_told_to_run_no_code():
-    loaders = [call for _, call in calls() if ast.unparse(call.func).endswith(".from_pretrained")]
-    ours = [call for path, call in calls() if "from_pretrained" in ast.unparse(call.func)]
+    loaders = [call for _, call, name in calls() if name.endswith(".from_pretrained")]
+    ours = [call for _, call, name in calls() if "from_pretrained" in name]
     assert loaders and len(loaders) == len(ours)
-    for path, call in calls():
-        if ast.unparse(call.func).endswith(".from_pretrained") and "text" in path.parts:
+    for path, call, name in calls():
+        if name.endswith(".from_pretrained") and "text" in path.parts:
             assert "trust_remote_code=False" in ast.unparse(call)
 
 

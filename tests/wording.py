@@ -43,7 +43,7 @@ def entries(root: Path) -> list[str]:
     return [
         f"{path.relative_to(root)}: {name}: {text}"
         for path in _files(root)
-        for name, text in _entries(ast.parse(path.read_text()))
+        for name, text in _entries(path.read_text())
         if _BEGINS.match(text)
     ]
 
@@ -52,7 +52,10 @@ def comments(root: Path) -> list[str]:
     """Return the comments after code that begin with "of"."""
     found = []
     for path in _files(root):
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        text = path.read_text()
+        if "# of " not in text:  # reading tokens takes long
+            continue
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
             is_first = not token.line[: token.start[1]].strip()
             if token.type == tokenize.COMMENT and not is_first:
                 if token.string.startswith("# of "):
@@ -65,9 +68,11 @@ def _files(root: Path) -> Iterator[Path]:
         yield from sorted((root / folder).rglob("*.py"))
 
 
-def _entries(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _entries(source: str) -> Iterator[tuple[str, str]]:
     """Yield the name and the first line of each entry."""
-    for node in ast.walk(tree):
+    if not any(section in source for section in SECTIONS):  # parsing takes long
+        return
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             section = ""
             for line in (ast.get_docstring(node) or "").splitlines():

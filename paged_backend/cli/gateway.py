@@ -10,6 +10,7 @@ import socket
 from paged_backend.cli.gateway_options import add_gateway_options, gateway_values
 from paged_backend.cli.options import Subparsers
 from paged_backend.values.errors import ConfigError
+from paged_backend.values.imports import without_collections
 
 _ADDRESS = re.compile(r"[^/\s]+:\d+")
 
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from paged_backend.launch.ports import bind, listen
 
     try:
-        from paged_client.gateway import GatewayOptions, read_served_names, serve
+        with without_collections():
+            from paged_client.gateway import GatewayOptions, read_served_names, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}: pip install 'paged-backend[gateway]'") from None
     triton = tuple(args.triton or ["127.0.0.1:8001"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from paged_backend.engine.rank_process import address
+from paged_backend.engine.rank_loop import address
 from paged_backend.engine.rank_processes import RankProcesses
 from paged_backend.values.errors import EngineDead
 

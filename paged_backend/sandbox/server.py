@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from paged_backend.values.imports import without_collections
+
 Answer = dict[str, Any]
 MAX_PROBLEM_LENGTH = 1000  # characters
 
@@ -36,7 +38,8 @@ def answer_lines(
     # The default action, which ends a process at its time limit, may not have been inherited.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-    answer = prepare()
+    with without_collections():
+        answer = prepare()
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # so that nothing else writes between the answers
         _limit_memory(memory_limit)

@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def _prepare() -> Callable[[Any], Answer]:
-    from paged_backend.text.template_renderer import TemplateRenderer  # imports transformers
+    from paged_backend.text.template_renderer import TemplateRenderer  # imports jinja2
 
     renderer = TemplateRenderer()
 

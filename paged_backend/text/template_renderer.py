@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from paged_backend.text.call_arguments import render_history
 from paged_backend.text.messages import Message
 from paged_backend.text.template_forms import TOOL, TemplateForms
+from paged_backend.values.imports import import_alone
 from paged_backend.values.options.chat_template import AUTO_FORMAT
 
+# All of transformers would take four times as long to import, before the first chat of a server.
+_TEMPLATES = import_alone("transformers.utils.chat_template_utils")
 _MAX_FORMS = 32  # templates with remembered forms; a model has two or four
 
 
@@ -80,7 +82,7 @@ class TemplateRenderer:
 
 
 def _render(source: str, arguments: dict[str, Any], messages: list[Message]) -> str:
-    texts: Sequence[str] = render_jinja_template(
+    texts: Sequence[str] = _TEMPLATES.render_jinja_template(
         **arguments, chat_template=source, conversations=[messages]
     )[0]
     return texts[0]
