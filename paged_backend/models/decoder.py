@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.mixers import DeltaShape, Mamba2Shape, ShortConvShape
+from paged_backend.checkpoint.mixers import DeltaShape, Mamba1Shape, Mamba2Shape, ShortConvShape
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
@@ -19,6 +19,7 @@ from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
+from paged_backend.models.mamba1 import Mamba1
 from paged_backend.models.mamba2 import Mamba2
 from paged_backend.models.mixer import Mixer, Mixing
 from paged_backend.models.moe import MoeMLP
@@ -295,6 +296,8 @@ def _make_mixers(
     match shape:
         case DeltaShape():
             mixers.append(GatedDelta(shape, index, prefix, eps, kernels))
+        case Mamba1Shape():
+            mixers.append(Mamba1(shape, index, prefix, eps, kernels))
         case Mamba2Shape():
             mixers.append(Mamba2(shape, index, prefix, eps, kernels))
         case ShortConvShape():

@@ -153,6 +153,38 @@ class StateFunctions(Protocol):
         """
         ...
 
+    def mamba1_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        pool: Tensor,
+        slots: Tensor,
+        query_start_loc: Tensor,
+    ) -> Tensor:
+        """Compute the selective scan of Mamba, with a decay for each number of a state.
+
+        Args:
+            x: [num_tokens, inner].
+            dt: [num_tokens, inner], time steps before the bias and softplus.
+            a: [inner, state_dim] float32, negative.
+            b: [num_tokens, state_dim].
+            c: the same.
+            d: [inner], or None.
+            dt_bias: [inner], or None.
+            pool: [num_slots, inner, state_dim] float32.
+            slots: see above.
+            query_start_loc: see above.
+
+        Returns:
+            [num_tokens, inner].
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:

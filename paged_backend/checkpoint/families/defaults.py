@@ -62,6 +62,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "v_head_dim": 256,
     },
     "GptOssForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0},
+    "JambaForCausalLM": {
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 8,
+    },
     "Lfm2ForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
     "Lfm2MoeForCausalLM": {
         "moe_intermediate_size": 1792,
