@@ -348,6 +348,18 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         rope_parameters=_LONG_ROPE,
         tie_word_embeddings=True,
     ),
+    "recurrent-gemma": _heads(
+        3,
+        1,
+        model_type="recurrent_gemma",
+        hidden_size=48,  # its root has more bits than bfloat16
+        attention_window_size=20,
+        block_types=["recurrent", "attention", "recurrent"],
+        logits_soft_cap=4.0,
+        lru_width=96,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    ),
     "smollm3": _heads(
         4,
         2,
@@ -419,7 +431,9 @@ def make_checkpoint(
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(("norm.weight", "layernorm.weight", "norm_f.weight")):
+            if name.endswith(
+                ("norm.weight", "layernorm.weight", "norm_f.weight", "pre_norm.weight")
+            ):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):
                 parameter.normal_()

@@ -27,8 +27,7 @@ ROOT = Path(__file__).parents[1]
 # Models of transformers that are known not to work, by their types; with what their sizes need.
 REFUSED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bloom", "codegen", "falcon", "gptj", "mpt", "stablelm", "xglm"), {}),
-    **dict.fromkeys(("bamba", "falcon_h1", "jamba", "mamba", "nemotron_h", "rwkv"), {}),
-    "recurrent_gemma": {},
+    **dict.fromkeys(("kimi_linear", "mamba", "minimax", "rwkv"), {}),
     "llama4_text": {},
     "diffllama": {},
     "gemma4_text": {"head_dim": 16, "global_head_dim": 32},

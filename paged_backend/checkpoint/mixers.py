@@ -289,5 +289,48 @@ class Mamba2Shape:
             yield "norm.weight", TensorSpec((values,), Role.NORM)
 
 
-StateMixer = DeltaShape | Mamba1Shape | Mamba2Shape | ShortConvShape
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RgLruShape:
+    """A gated linear recurrent unit after a short convolution, times a gate (Griffin).
+
+    Attributes:
+        hidden_size: size of a row.
+        values_size: numbers of a state.
+        num_blocks: blocks of these numbers, each with products that compute its gates.
+        width: rows that the convolution sees, its own included.
+    """
+
+    hidden_size: int
+    values_size: int
+    num_blocks: int
+    width: int
+
+    name = "temporal_block"
+
+    @property
+    def kept_numbers(self) -> tuple[int, int]:
+        """The numbers of a state in the model's dtype, and those in float32."""
+        return self.values_size * (self.width - 1), self.values_size
+
+    @property
+    def block_size(self) -> int:
+        """The numbers of a block."""
+        return self.values_size // self.num_blocks
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Yield the tensors of the module, by name in it."""
+        hidden, values, size = self.hidden_size, self.values_size, self.block_size
+        for name in ("linear_y", "linear_x"):
+            yield from linear_tensors(name, hidden, values, True, 0)
+        yield from linear_tensors("linear_out", values, hidden, True, 1)
+        yield "conv_1d.weight", TensorSpec((values, 1, self.width), Role.CONVOLUTION)
+        yield "conv_1d.bias", TensorSpec((values,), Role.BIAS)
+        yield "rg_lru.recurrent_param", TensorSpec((values,), Role.DECAY)
+        for name in ("input_gate", "recurrent_gate"):
+            weight = TensorSpec((self.num_blocks, size, size), Role.ROUTER)
+            yield f"rg_lru.{name}_weight", weight
+            yield f"rg_lru.{name}_bias", TensorSpec((self.num_blocks, size), Role.BIAS)
+
+
+StateMixer = DeltaShape | Mamba1Shape | Mamba2Shape | RgLruShape | ShortConvShape
 """What a layer has in place of attention."""

@@ -31,6 +31,7 @@ from paged_backend.checkpoint.families.qwen import (
     qwen3_moe,
     qwen3_next,
 )
+from paged_backend.checkpoint.families.recurrent_gemma import recurrent_gemma
 from paged_backend.checkpoint.families.smollm3 import smollm3
 from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.checkpoint.tensors import Tensors
@@ -107,6 +108,9 @@ ARCHITECTURES = {
     "OlmoHybridForCausalLM": Architecture(olmo_hybrid),
     "OlmoeForCausalLM": Architecture(olmoe),
     "Phi3ForCausalLM": Architecture(phi3),
+    "RecurrentGemmaForCausalLM": Architecture(
+        recurrent_gemma, tied_embeddings=True, activation=GELU_TANH
+    ),
     "SmolLM3ForCausalLM": Architecture(smollm3, tied_embeddings=True),
 }
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.mixers import DeltaShape, Mamba1Shape, Mamba2Shape, ShortConvShape
+from paged_backend.checkpoint.mixers import (
+    DeltaShape,
+    Mamba1Shape,
+    Mamba2Shape,
+    RgLruShape,
+    ShortConvShape,
+)
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
@@ -24,6 +30,7 @@ from paged_backend.models.mamba2 import Mamba2
 from paged_backend.models.mixer import Mixer, Mixing
 from paged_backend.models.moe import MoeMLP
 from paged_backend.models.parallel_mixers import ParallelMixers
+from paged_backend.models.rg_lru import RgLru
 from paged_backend.models.short_conv import ShortConv
 from paged_backend.models.states import StateLayer
 
@@ -300,6 +307,8 @@ def _make_mixers(
             mixers.append(Mamba1(shape, index, prefix, eps, kernels))
         case Mamba2Shape():
             mixers.append(Mamba2(shape, index, prefix, eps, kernels))
+        case RgLruShape():
+            mixers.append(RgLru(shape, index, prefix, kernels))
         case ShortConvShape():
             mixers.append(ShortConv(shape, index, prefix, kernels))
     if config.variant.has_attention(index):

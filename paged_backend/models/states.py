@@ -185,6 +185,32 @@ class StateFunctions(Protocol):
         """
         ...
 
+    def rg_lru(
+        self,
+        x: Tensor,
+        input_gate: Tensor,
+        recurrent_gate: Tensor,
+        recurrent_param: Tensor,
+        pool: Tensor,
+        slots: Tensor,
+        query_start_loc: Tensor,
+    ) -> Tensor:
+        """Compute a real-gated linear recurrent unit.
+
+        Args:
+            x: [num_tokens, width].
+            input_gate: [num_tokens, width], before the sigmoid.
+            recurrent_gate: the same.
+            recurrent_param: [width].
+            pool: [num_slots, width] float32.
+            slots: see above.
+            query_start_loc: see above.
+
+        Returns:
+            [num_tokens, width], the states after each row.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
