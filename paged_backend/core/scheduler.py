@@ -21,7 +21,12 @@ from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.grammar import Grammar
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from paged_backend.core.scheduler_output import (
+    DrawnDrafts,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+)
 from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
 from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep, StepBuilder
@@ -180,13 +185,13 @@ class Scheduler:
         """
         return self._results.apply(self._in_flight.popleft(), result)
 
-    def take_drafts(self, drafts: Mapping[int, list[int]]) -> None:
-        """Take the drafts of the newest step that the worker has drawn, by ``seq_id``."""
+    def take_drafts(self, drawn: DrawnDrafts) -> None:
+        """Take the drafts of the newest step that the worker has drawn."""
         if self._drafter is not None:
             self._in_flight[-1].drafts.update(
-                (seq_id, Draft(token_ids)) for seq_id, token_ids in drafts.items()
+                (seq_id, Draft(token_ids)) for seq_id, token_ids in drawn.token_ids.items()
             )
-            self._drafter.take_drafts(drafts)
+            self._drafter.take_drafts(drawn)
 
     @property
     def is_constrained(self) -> bool:

@@ -227,8 +227,8 @@ class Engine:
         if output.num_sequences:
             with _logged_if_it_fails(output):
                 launched = self.executor.launch(output)
-                if drafts := launched.draft_token_ids():
-                    self.scheduler.take_drafts(drafts)
+                if (drawn := launched.drawn_drafts()) is not None:
+                    self.scheduler.take_drafts(drawn)
                 masks = None
                 if self.scheduler.is_constrained:
                     # The masks depend on the tokens of the previous step. The device samples them
