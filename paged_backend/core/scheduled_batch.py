@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from paged_backend.core.scheduler_output import NewSequence
+from paged_backend.core.scheduler_output import DraftGuide, NewSequence
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.values.sampling_params import SamplingParams
 
@@ -145,6 +145,7 @@ class ScheduledBatch:
     num_decodes: int  # number of first scheduled sequences that the next step may continue
     block_copies: list[tuple[int, int]]  # (from, to), in this order
     freed_seq_ids: list[int]  # sequences that gave up their blocks since the last step
+    guide: DraftGuide | None = None  # tells what the draft model may draw; None: everything
 
     @property
     def adapters(self) -> list[str]:

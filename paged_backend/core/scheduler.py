@@ -14,7 +14,13 @@ from collections.abc import Mapping, Set
 
 from paged_backend.core.admission import Admission, keeps_place
 from paged_backend.core.compiling import Progress
-from paged_backend.core.constraints import hold_and_go_on, is_constrained, token_masks
+from paged_backend.core.constraints import (
+    GrammarGuide,
+    allowed_drafts,
+    hold_and_go_on,
+    is_constrained,
+    token_masks,
+)
 from paged_backend.core.counters import EngineCounters
 from paged_backend.core.drafter import NO_DRAFT, Draft, Drafter
 from paged_backend.core.fairness.fair_queue import FairQueue
@@ -22,6 +28,7 @@ from paged_backend.core.grammar import Grammar
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import (
+    DraftGuide,
     DrawnDrafts,
     ModelRunnerOutput,
     SchedulerOutput,
@@ -185,6 +192,13 @@ class Scheduler:
         """
         return self._results.apply(self._in_flight.popleft(), result)
 
+    def draft_guide(self) -> DraftGuide | None:
+        """Return what tells which drafts of the newest step grammars allow; None without any."""
+        if not (self.sequences.num_constrained and self._in_flight and self._in_flight[-1].drafts):
+            return None
+        guide = GrammarGuide(self._in_flight[-1])
+        return guide if guide.is_needed else None
+
     def take_drafts(self, drawn: DrawnDrafts) -> None:
         """Take the drafts of the newest step that the worker has drawn."""
         if self._drafter is not None:
@@ -346,6 +360,7 @@ class Scheduler:
         for seq in decodes:
             num_useful = min(budget, max_draft_tokens(seq))
             draft = proposed.get(seq.seq_id, NO_DRAFT).first(num_useful)
+            draft = allowed_drafts(seq, draft)
             if draft.token_ids:
                 drafts[seq.seq_id] = draft
                 budget -= len(draft.token_ids)

@@ -142,6 +142,18 @@ class PendingOutput(Protocol):
         ...
 
 
+class DraftGuide(Protocol):
+    """Tells which tokens grammars allow, while a draft model in the same process draws drafts."""
+
+    def mask(self, seq_id: int, draft_token_ids: list[int]) -> bytes | None:
+        """Return the mask of the token after some drafts of a sequence; see TokenMasks.
+
+        It is None if all tokens are allowed, and empty if there should be no further draft. The
+        drafts of a sequence follow each other: each call has one more than the call before it.
+        """
+        ...
+
+
 class DraftPass(NamedTuple):
     """A forward pass of a draft model, and the sampling of its drafts."""
 

@@ -226,7 +226,7 @@ class Engine:
         output = self.scheduler.schedule()
         if output.num_sequences:
             with _logged_if_it_fails(output):
-                launched = self.executor.launch(output)
+                launched = self.executor.launch(output, self.scheduler.draft_guide())
                 if (drawn := launched.drawn_drafts()) is not None:
                     self.scheduler.take_drafts(drawn)
                 masks = None

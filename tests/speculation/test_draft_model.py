@@ -13,6 +13,7 @@ from checkpoints import make_checkpoint
 from oracle import make_engine
 
 from paged_backend import LLM, SamplingParams
+from paged_backend.core.grammar_budget import StepTime
 from paged_backend.engine.engine import Engine
 from paged_backend.speculation.draft_model import ModelDrafter
 from paged_backend.speculation.drafting_costs import DraftingCosts, DraftPlan
@@ -253,6 +254,35 @@ def test_texts_with_stop_strings_and_structured_outputs_are_the_same() -> None:
         accepted = llm.engine.stats().num_accepted_tokens
     assert texts[0] == texts[1]
     assert accepted > 40
+
+
+@pytest.mark.usefixtures("drafts_are_free")
+def test_drafts_are_drawn_with_the_masks_of_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that drafts for itself is right under a grammar, too, if it is told the masks."""
+    monkeypatch.setattr(StepTime, "is_left", True)  # however busy the machine is
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "size": {"type": "integer"}},
+        "required": ["name", "size"],
+    }
+    params = [
+        SamplingParams(max_tokens=60, temperature=temperature, structured_outputs=outputs)
+        for temperature in (0.0, 0.9)
+        for outputs in (
+            StructuredOutputsParams(json=schema),
+            StructuredOutputsParams(regex="([a-c]{2}, ){12}"),
+            StructuredOutputsParams(choice=["to the north", "to the south"]),
+        )
+    ]
+    prompts = ["Say:"] * len(params)
+    texts = []
+    for config in (None, with_drafts(Path("demo"))):
+        llm = LLM("demo", speculative_config=config, seed=3)
+        outputs = llm.generate(prompts, params)
+        texts.append([(out.outputs[0].text, out.outputs[0].finish_reason) for out in outputs])
+        stats = llm.engine.stats()
+    assert texts[0] == texts[1]
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 40
 
 
 def test_both_models_share_the_memory_of_the_pool(folders: dict[str, Path]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
 from paged_backend.core.scheduler_output import (
+    DraftGuide,
     DraftPass,
     DrawnDrafts,
     LaunchedStep,
@@ -92,17 +93,19 @@ class DraftingRunner:
         waiting = {item.seq_id: item for item in scheduled_batch.scheduled if _lacks_drafts(item)}
         if not waiting:
             return DraftedStep(self.main.launch(scheduled_batch), None)
-        drawn = self._draw(waiting)
+        drawn = self._draw(waiting, scheduled_batch.guide)
         return DraftedStep(self.main.launch(scheduled_batch.with_drafts(drawn.token_ids)), drawn)
 
-    def _draw(self, waiting: Mapping[int, ScheduledSequence]) -> DrawnDrafts:
+    def _draw(
+        self, waiting: Mapping[int, ScheduledSequence], guide: DraftGuide | None
+    ) -> DrawnDrafts:
         """Return the drafts of sequences, and the passes that draw one token of each."""
         drafts: dict[int, list[int]] = {seq_id: [] for seq_id in waiting}
         passes: list[DraftPass] = []
         started_s = time.perf_counter()
-        rows = self._first_rows(waiting.values())
+        rows, masks = _masked(self._first_rows(waiting.values()), drafts, guide)
         while rows:
-            tokens = self._draft.draw(ScheduledBatch.of(rows))
+            tokens = self._draft.draw(ScheduledBatch.of(rows), masks)
             drawn = iter(tokens)
             following: list[ScheduledSequence] = []
             for row in rows:
@@ -122,7 +125,8 @@ class DraftingRunner:
             now = time.perf_counter()
             num_tokens = sum(len(row.token_ids) for row in rows)
             passes.append(DraftPass(num_tokens, len(tokens), now - started_s))
-            rows, started_s = following, now
+            rows, masks = _masked(following, drafts, guide)
+            started_s = time.perf_counter()
         return DrawnDrafts(drafts, passes)
 
     def _first_rows(self, waiting: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
@@ -143,6 +147,29 @@ class DraftingRunner:
                 token_ids = item.samples[0].token_ids[start:stop]
                 rows.append(ScheduledSequence(item.seq_id, token_ids, start, table, samples))
         return rows
+
+
+def _masked(
+    rows: list[ScheduledSequence], drafts: Mapping[int, list[int]], guide: DraftGuide | None
+) -> tuple[list[ScheduledSequence], TokenMasks | None]:
+    """Return the rows that may have another draft, and the masks of these drafts.
+
+    A row that only catches up, and samples no draft, stays.
+    """
+    if guide is None:
+        return rows, None
+    kept: list[ScheduledSequence] = []
+    indices: list[int] = []
+    masks: list[bytes] = []
+    for row in rows:
+        mask = guide.mask(row.seq_id, drafts[row.seq_id]) if row.samples else None
+        if mask == b"":
+            continue
+        if mask is not None:
+            indices.append(sum(len(other.samples) for other in kept))
+            masks.append(mask)
+        kept.append(row)
+    return kept, TokenMasks(indices, b"".join(masks)) if masks else None
 
 
 def drafting_runner(main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout) -> DraftingRunner:
