@@ -13,6 +13,7 @@ import zmq
 
 from paged_backend.checkpoint.fingerprint import fingerprint
 from paged_backend.core.scheduler_output import (
+    DraftGuide,
     LaunchedStep,
     ModelRunnerOutput,
     PendingOutput,
@@ -89,7 +90,7 @@ class LeadingWorker(Worker):
         """Raise EngineDead if another rank has ended."""
         self._others.check()
 
-    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+    def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
         """Start the forward pass of a step on all ranks.
 
         Raises:
