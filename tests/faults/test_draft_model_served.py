@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from callers import QUESTIONS, Ask, Crowd, ask_all, greedy
+from deep_model import make_deep_model
 from demo_server import Server
-from safetensors.torch import load_file, save_file
 from servers import LOAD_TIMEOUT_S, kill_engine, metrics, serve_demo, wait_for
 
-from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.launch.server_process import RunningServer
 from paged_backend.tools.scrape import scrape
 
 pytestmark = pytest.mark.server
 
-NUM_LAYERS = 36
 SEEDED: dict[str, Any] = {"temperature": 0.6, "max_tokens": 120, "ignore_eos": True}
 ASKS = [
     *(greedy(index, 120) for index in range(3)),
@@ -31,24 +27,6 @@ ASKS = [
 ]
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens")
 NAMES = ("draft_tokens", "accepted_tokens")
-
-
-def make_deep_model(folder: Path) -> None:
-    """The demo model with more layers, which add nothing: it takes longer for the same tokens."""
-    shutil.copytree(MODEL_DIR, folder)
-    config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    added: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("model.layers.0."):
-            rest = name.removeprefix("model.layers.0.")
-            adds = rest in ("self_attn.o_proj.weight", "mlp.down_proj.weight")
-            for index in range(config["num_hidden_layers"], NUM_LAYERS):
-                copy = torch.zeros_like(tensor) if adds else tensor.clone()
-                added[f"model.layers.{index}.{rest}"] = copy
-    save_file({**tensors, **added}, folder / "model.safetensors", {"format": "pt"})
-    config["num_hidden_layers"] = NUM_LAYERS
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 def counts_of_answer(server: RunningServer, question: str) -> list[int]:

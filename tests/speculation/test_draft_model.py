@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from checkpoints import make_checkpoint
+from free_drafts import make_drafts_free
 from oracle import make_engine
 
 from paged_backend import LLM, SamplingParams
 from paged_backend.core.grammar_budget import StepTime
 from paged_backend.engine.engine import Engine
-from paged_backend.speculation.draft_model import ModelDrafter
-from paged_backend.speculation.drafting_costs import DraftingCosts, DraftPlan
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.outputs import EngineStats
@@ -38,23 +37,7 @@ LIMITS = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
 @pytest.fixture
 def drafts_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps verify as many drafts as they may, however busy the machine is."""
-
-    def plan(
-        self: DraftingCosts, chances: dict[int, tuple[float, int]], sequences: int, budget: int
-    ) -> DraftPlan:
-        numbers = {}
-        for seq_id, (_, length) in chances.items():
-            if budget > 0:
-                numbers[seq_id] = min(length, budget)
-                budget -= numbers[seq_id]
-        return DraftPlan(numbers, dict.fromkeys(numbers, 1.0), dict.fromkeys(numbers, 2.0))
-
-    monkeypatch.setattr(DraftingCosts, "plan", plan)
-    monkeypatch.setattr(ModelDrafter, "_save", lambda *_: None)
-    monkeypatch.setattr(DraftingCosts, "knows_plain", lambda *_: True)
-    monkeypatch.setattr(DraftingCosts, "catch_up_s", lambda *_: 0.0)
-    monkeypatch.setattr("paged_backend.speculation.draft_model._REFRESH", float("inf"))
-    monkeypatch.setattr(DraftingCosts, "plain_s", lambda *_: 1.0)
+    make_drafts_free(monkeypatch)
 
 
 @pytest.fixture(scope="module")
