@@ -58,8 +58,8 @@ def run_engine() -> int:
             return ModelRunnerOutput([[3 + int(1500 * drawn.random() ** 3)] for _ in tokens])
 
     class Executor(SimulatedExecutor):
-        def launch(self, output: Any) -> Step:
-            step = super().launch(output)
+        def launch(self, output: Any, guide: Any = None) -> Step:
+            step = super().launch(output, guide)
             return Step(step.end_s, step.num_samples)
 
     def load(config: Any) -> tuple[Engine, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paged_backend.core.scheduler_output import (
+    DraftGuide,
     LaunchedStep,
     PendingOutput,
     SchedulerOutput,
@@ -38,7 +39,7 @@ class MaskingExecutor:
 
     adapters = None
 
-    def launch(self, output: SchedulerOutput) -> MaskedStep:
+    def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> MaskedStep:
         dropped = set(output.continued.dropped)
         seq_ids = [seq_id for i, seq_id in enumerate(self._decodes) if i not in dropped]
         decodes = [item.seq_id for item in output.slices[: output.num_decodes]]

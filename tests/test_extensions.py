@@ -28,6 +28,7 @@ from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.tensors import Role, Tensors
 from paged_backend.core.drafter import Draft
 from paged_backend.core.scheduler_output import (
+    DraftGuide,
     LaunchedStep,
     ModelRunnerOutput,
     SchedulerOutput,
@@ -344,7 +345,7 @@ class RemoteExecutor:
 
     adapters = None
 
-    def launch(self, output: SchedulerOutput) -> RemoteStep:
+    def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> RemoteStep:
         self.send(encode(output))
         return RemoteStep(self)
 
@@ -389,10 +390,10 @@ def drive(engine: Engine) -> tuple[dict[tuple[str, int], list[int]], int, int, i
     copies = 0
     launch = engine.executor.launch
 
-    def count_copies(output: SchedulerOutput) -> LaunchedStep:
+    def count_copies(output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
         nonlocal copies
         copies += len(output.block_copies)
-        return launch(output)
+        return launch(output, guide)
 
     engine.executor.launch = count_copies
     shared = [(7 * i) % 190 + 3 for i in range(40)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paged_backend.core.admission import Admission
-from paged_backend.core.drafter import NO_DRAFT
-from paged_backend.core.scheduler_output import TokenMasks
-from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.drafter import NO_DRAFT, Draft
+from paged_backend.core.scheduler_output import DraftGuide, TokenMasks
+from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
 from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep
 from paged_backend.values.outputs import FinishReason
@@ -44,6 +44,38 @@ def token_masks(
                 masks += of_sequence
         first_row += 1 + len(drafts)
     return TokenMasks(indices, b"".join(masks)) if masks else None, unknown
+
+
+class GrammarGuide(DraftGuide):
+    """See :class:`DraftGuide`.
+
+    Args:
+        step: the step with the sequences that are drafted for.
+    """
+
+    def __init__(self, step: ScheduledStep) -> None:
+        self._grammars = {
+            seq.seq_id: seq.grammar
+            for seq in step.sampled
+            if seq.grammar is not None and seq.seq_id in step.drafts
+        }
+
+    def mask(self, seq_id: int, draft_token_ids: list[int]) -> bytes | None:
+        """Return the mask of the token after some drafts of a sequence."""
+        grammar = self._grammars.get(seq_id)
+        return None if grammar is None else grammar.mask_after(draft_token_ids)
+
+    @property
+    def is_needed(self) -> bool:
+        """True if a sequence with drafts has a grammar."""
+        return bool(self._grammars)
+
+
+def allowed_drafts(seq: Sequence, draft: Draft) -> Draft:
+    """Return a draft up to the first token that the grammar of its sequence forbids."""
+    if seq.grammar is None or not draft.token_ids or draft.token_ids[0] == PLACEHOLDER:
+        return draft
+    return draft.first(seq.grammar.num_allowed(draft.token_ids))
 
 
 def hold_and_go_on(sequences: Sequences, admission: Admission) -> None:

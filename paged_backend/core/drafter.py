@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from paged_backend.core.scheduler_output import SchedulerOutput
+from paged_backend.core.scheduler_output import DrawnDrafts, SchedulerOutput
 from paged_backend.core.sequence import Sequence
 
 
@@ -68,14 +68,9 @@ class Drafter(Protocol):
         """
         ...
 
-    def take_drafts(self, drafts: Mapping[int, list[int]]) -> None:
-        """Take note of the drafts that the worker has drawn in place of placeholders.
-
-        Args:
-            drafts: the drafts by ``seq_id``; none for a sequence that the worker could not draft
-                for in this step.
-        """
-        del drafts  # most drafters know their drafts
+    def take_drafts(self, drawn: DrawnDrafts) -> None:
+        """Take note of what the worker has drawn in place of the placeholders of this step."""
+        del drawn  # most drafters know their drafts
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Take note of the duration of a step, to weigh what drafts cost against what they give."""

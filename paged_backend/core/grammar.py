@@ -85,11 +85,19 @@ class Grammar(Protocol):
         """Return True only if the next mask allows a token, which may not end the output."""
         ...
 
-    def masks_along(self, draft_token_ids: list[int]) -> list[bytes]:
+    def num_allowed(self, draft_token_ids: list[int]) -> int:
+        """Return the number of drafts before the first one that is surely not allowed."""
+        ...
+
+    def masks_along(self, draft_token_ids: list[int], first: int = 0) -> list[bytes]:
         """Return the masks of the next token, and of the token after each draft.
 
         There may be fewer masks if the grammar does not allow a draft. The state does not change.
         A mask has the form of :class:`paged_backend.core.scheduler_output.TokenMasks`.
+
+        Args:
+            draft_token_ids: the drafts.
+            first: number of first masks to leave out.
         """
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from paged_backend.core.scheduler_output import NewSequence
+from paged_backend.core.scheduler_output import DraftGuide, NewSequence
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.values.sampling_params import SamplingParams
 
@@ -148,6 +148,7 @@ class ScheduledBatch:
     # For each sequence, the slots of the states that it reads and writes; empty if no layer keeps
     # a state.
     state_slots: list[tuple[int, int]] = field(default_factory=list)
+    guide: DraftGuide | None = None  # tells what the draft model may draw; None: everything
 
     @property
     def adapters(self) -> list[str]:

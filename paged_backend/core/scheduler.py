@@ -14,14 +14,26 @@ from collections.abc import Mapping, Set
 
 from paged_backend.core.admission import Admission, keeps_place
 from paged_backend.core.compiling import Progress
-from paged_backend.core.constraints import hold_and_go_on, is_constrained, token_masks
+from paged_backend.core.constraints import (
+    GrammarGuide,
+    allowed_drafts,
+    hold_and_go_on,
+    is_constrained,
+    token_masks,
+)
 from paged_backend.core.counters import EngineCounters
 from paged_backend.core.drafter import NO_DRAFT, Draft, Drafter
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.grammar import Grammar
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from paged_backend.core.scheduler_output import (
+    DraftGuide,
+    DrawnDrafts,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+)
 from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
 from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep, StepBuilder
@@ -182,13 +194,20 @@ class Scheduler:
         """
         return self._results.apply(self._in_flight.popleft(), result)
 
-    def take_drafts(self, drafts: Mapping[int, list[int]]) -> None:
-        """Take the drafts of the newest step that the worker has drawn, by ``seq_id``."""
+    def draft_guide(self) -> DraftGuide | None:
+        """Return what tells which drafts of the newest step grammars allow; None without any."""
+        if not (self.sequences.num_constrained and self._in_flight and self._in_flight[-1].drafts):
+            return None
+        guide = GrammarGuide(self._in_flight[-1])
+        return guide if guide.is_needed else None
+
+    def take_drafts(self, drawn: DrawnDrafts) -> None:
+        """Take the drafts of the newest step that the worker has drawn."""
         if self._drafter is not None:
             self._in_flight[-1].drafts.update(
-                (seq_id, Draft(token_ids)) for seq_id, token_ids in drafts.items()
+                (seq_id, Draft(token_ids)) for seq_id, token_ids in drawn.token_ids.items()
             )
-            self._drafter.take_drafts(drafts)
+            self._drafter.take_drafts(drawn)
 
     @property
     def is_constrained(self) -> bool:
@@ -344,6 +363,7 @@ class Scheduler:
         for seq in decodes:
             num_useful = min(budget, max_draft_tokens(seq))
             draft = proposed.get(seq.seq_id, NO_DRAFT).first(num_useful)
+            draft = allowed_drafts(seq, draft)
             if draft.token_ids:
                 drafts[seq.seq_id] = draft
                 budget -= len(draft.token_ids)

@@ -11,7 +11,7 @@ arrays follow from those of the step before (:class:`ContinuedDecodes`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -145,6 +145,35 @@ class PendingOutput(Protocol):
         ...
 
 
+class DraftGuide(Protocol):
+    """Tells which tokens grammars allow, while a draft model in the same process draws drafts."""
+
+    def mask(self, seq_id: int, draft_token_ids: list[int]) -> bytes | None:
+        """Return the mask of the token after some drafts of a sequence; see TokenMasks.
+
+        It is None if all tokens are allowed, and empty if there should be no further draft. The
+        drafts of a sequence follow each other: each call has one more than the call before it.
+        """
+        ...
+
+
+class DraftPass(NamedTuple):
+    """A forward pass of a draft model, and the sampling of its drafts."""
+
+    num_tokens: int  # that the draft model computes
+    num_drafts: int  # at most one for each sequence
+    seconds: float
+
+
+class DrawnDrafts(NamedTuple):
+    """What the worker's draft model has done for a step."""
+
+    # The drafts that stand in place of placeholders, by seq_id; none for a sequence that the draft
+    # model could not draft for in this step.
+    token_ids: Mapping[int, list[int]]
+    passes: Sequence[DraftPass]
+
+
 class LaunchedStep(Protocol):
     """A step after the launch of its forward pass and before the launch of its sampling.
 
@@ -159,9 +188,9 @@ class LaunchedStep(Protocol):
         """
         return {}
 
-    def draft_token_ids(self) -> Mapping[int, list[int]]:
-        """Return the drafts that the worker has drawn in place of placeholders, by ``seq_id``."""
-        return {}
+    def drawn_drafts(self) -> DrawnDrafts | None:
+        """Return what the draft model has drawn; None if the step needed no drafts of it."""
+        return None
 
     def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
         """Launch sampling. Call this exactly once, before the next step is launched."""

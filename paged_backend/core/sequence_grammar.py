@@ -57,7 +57,7 @@ class SequenceGrammar:
         token_ids: the output so far.
     """
 
-    __slots__ = ("_grammar", "_job", "_mask", "_unaccepted", "_work", "account")
+    __slots__ = ("_along", "_grammar", "_job", "_mask", "_unaccepted", "_work", "account")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class SequenceGrammar:
         self._unaccepted = list(token_ids)
         self._job: MaskJob | None = None
         self._mask = b""  # mask of the token to accept next, if it is known
+        self._along: tuple[list[int], list[bytes]] = ([], [])  # drafts, and the first masks along
         self.account = account
         account.num_tokens += len(self._unaccepted)
 
@@ -128,9 +129,30 @@ class SequenceGrammar:
         self._mask = masks[0] if masks and not draft_token_ids else b""
         return masks
 
+    def num_allowed(self, draft_token_ids: list[int]) -> int:
+        """Return the number of drafts before the first one that is known to be forbidden."""
+        if self.goes_aside or not self._work.time.is_left:
+            return len(draft_token_ids)
+        number = self._try(lambda: self._grammar.num_allowed(draft_token_ids))
+        return len(draft_token_ids) if number is None else number
+
+    def mask_after(self, draft_token_ids: list[int]) -> bytes:
+        """Return the mask of the token after drafts that follow each other in several calls.
+
+        It is empty if the drafts are not allowed, or if there is no time for the mask now.
+        """
+        drafts, masks = self._along
+        if drafts != draft_token_ids[:-1] or len(masks) != len(draft_token_ids):
+            masks = []
+        if self.goes_aside or not self._work.time.is_left:
+            return b""
+        more = self._try(lambda: self._grammar.masks_along(draft_token_ids, len(masks)))
+        self._along = (list(draft_token_ids), masks + (more or []))
+        return self._along[1][-1] if len(self._along[1]) > len(draft_token_ids) else b""
+
     def accept(self, token_ids: list[int]) -> bool:
         """Add tokens to the output; returns False if the grammar does not allow them."""
-        mask, self._mask = self._mask, b""
+        mask, self._mask, self._along = self._mask, b"", ([], [])
         self.account.num_tokens += len(token_ids)
         if not self.goes_aside:
             is_accepted = self._try(lambda: self._grammar.accept(token_ids))
@@ -157,6 +179,15 @@ class SequenceGrammar:
         grammar = self._grammar
         if not draft_token_ids and greedy_token_id is not None and grammar.allows(greedy_token_id):
             return []
+        drafts, masks = self._along
+        if (
+            draft_token_ids
+            and drafts == draft_token_ids[: len(drafts)]
+            and len(masks) > len(drafts)
+        ):
+            if drafts == draft_token_ids:
+                return masks
+            return masks + grammar.masks_along(draft_token_ids, len(masks))
         return grammar.masks_along(draft_token_ids)
 
     def _try(self, act: Callable[[], _T]) -> _T | None:

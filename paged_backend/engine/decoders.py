@@ -205,7 +205,7 @@ def _with_kv_pool(
     runner = platform.model_runner(model, spec, num_blocks, limits, options, context)
     if draft is not None and platform.drafting_runner is not None:
         drafts = platform.model_runner(draft.model, draft.spec, num_blocks, limits, options)
-        runner = platform.drafting_runner(runner, drafts, layout, num_blocks)
+        runner = platform.drafting_runner(runner, drafts, layout)
     return LoadedModel(
         model=model,
         max_model_len=max_model_len,

@@ -226,9 +226,9 @@ class Engine:
         output = self.scheduler.schedule()
         if output.num_sequences:
             with _logged_if_it_fails(output):
-                launched = self.executor.launch(output)
-                if drafts := launched.draft_token_ids():
-                    self.scheduler.take_drafts(drafts)
+                launched = self.executor.launch(output, self.scheduler.draft_guide())
+                if (drawn := launched.drawn_drafts()) is not None:
+                    self.scheduler.take_drafts(drawn)
                 masks = None
                 if self.scheduler.is_constrained:
                     # The masks depend on the tokens of the previous step. The device samples them

@@ -13,6 +13,7 @@ import zmq
 
 from paged_backend.checkpoint.fingerprint import fingerprint
 from paged_backend.core.scheduler_output import (
+    DraftGuide,
     LaunchedStep,
     ModelRunnerOutput,
     PendingOutput,
@@ -22,6 +23,7 @@ from paged_backend.core.scheduler_output import (
 from paged_backend.engine.local_ranks import FOLDERS, LocalRanks
 from paged_backend.engine.node_sockets import resolve
 from paged_backend.engine.other_ranks import OtherRanks, Ranks
+from paged_backend.engine.rank_adapters import RankAdapters
 from paged_backend.engine.remote_ranks import RemoteRanks
 from paged_backend.engine.worker import Worker
 from paged_backend.executor.messages import LoadModel, digest, encode
@@ -83,13 +85,19 @@ class LeadingWorker(Worker):
             except BaseException:
                 others.close()
                 raise
+        self._lead_adapters()
         weakref.finalize(self, others.close)
+
+    def _lead_adapters(self) -> None:
+        """Let the other ranks follow each change of this rank's adapters."""
+        if self.adapters is not None:
+            self.adapters = RankAdapters(self.adapters, self._others)
 
     def check(self) -> None:
         """Raise EngineDead if another rank has ended."""
         self._others.check()
 
-    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+    def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
         """Start the forward pass of a step on all ranks.
 
         Raises:

@@ -8,7 +8,8 @@ from typing import NamedTuple, NoReturn
 
 import zmq
 
-from paged_backend.core.scheduler_output import PendingOutput
+from paged_backend.core.scheduler_output import PendingOutput, SchedulerOutput
+from paged_backend.engine.rank_adapters import follow
 from paged_backend.engine.worker import Worker
 from paged_backend.executor.messages import (
     GroupOpened,
@@ -17,7 +18,7 @@ from paged_backend.executor.messages import (
     decode_from_first_rank,
     decode_load_model,
     decode_masks,
-    decode_scheduler_output,
+    decode_order,
     digest,
     encode,
 )
@@ -90,7 +91,11 @@ def serve(socket: zmq.Socket[bytes], worker: Worker) -> NoReturn:
             socket.send(digest(step.output, step.masks, step.pending.result()))
             continue
         output = socket.recv()
-        launched = worker.launch(decode_scheduler_output(output))
+        order = decode_order(output)
+        if not isinstance(order, SchedulerOutput):
+            follow(worker.adapters, order)
+            continue
+        launched = worker.launch(order)
         masks = socket.recv()
         steps.append(_Step(output, masks, launched.sample(decode_masks(masks))))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from paged_backend.checkpoint.generation_config import read_sampling_defaults
-from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
+from paged_backend.core.scheduler_output import DraftGuide, LaunchedStep, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.engine.read_model import read_model
 from paged_backend.executor.base import AdapterStore, WorkerInfo
@@ -93,9 +94,10 @@ class Worker:
     def check(self) -> None:
         """Do nothing: this process alone computes the steps."""
 
-    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+    def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
         """Start the forward pass of a step."""
-        return self.model_runner.launch(self._state.apply(output))
+        batch = self._state.apply(output)
+        return self.model_runner.launch(batch if guide is None else replace(batch, guide=guide))
 
 
 def _check_device_has(config: EngineConfig, limits: StepLimits, platform: Platform) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
+from paged_backend.core.scheduler_output import DraftGuide, LaunchedStep, SchedulerOutput
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.cpu import HIGHEST
 from paged_backend.values.options.scheduling import StepLimits
@@ -136,6 +136,12 @@ class Executor(Protocol):
         """Raise EngineDead if a process that computes steps has ended."""
         ...
 
-    def launch(self, output: SchedulerOutput) -> LaunchedStep:
-        """Start the forward pass of a step; steps are carried out in the order of their launch."""
+    def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
+        """Start the forward pass of a step; steps are carried out in the order of their launch.
+
+        Args:
+            output: the step.
+            guide: tells what the worker's draft model may draw. It may be ignored, because guesses
+                change no token.
+        """
         ...

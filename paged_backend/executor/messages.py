@@ -62,6 +62,21 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag=True):
     problem: str | None
 
 
+class PutAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Tells a rank to hold a LoRA adapter from the next step on."""
+
+    folder: str
+    digest: str  # the digest of its weights
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Tells a rank to forget an adapter."""
+
+    digest: str
+
+
+AdapterChange = PutAdapter | DropAdapter
+_CHANGE = b"\xc1"  # no value begins with this byte in MessagePack
 FromLoadingRank = StoreValue | GroupOpened | ModelLoaded
 
 decode_join = msgspec.msgpack.Decoder(JoinGroup).decode
@@ -69,6 +84,20 @@ decode_first = msgspec.msgpack.Decoder(LoadModel | JoinRefused).decode
 decode_load_model = msgspec.msgpack.Decoder(LoadModel).decode
 decode_from_loading_rank = msgspec.msgpack.Decoder(FromLoadingRank).decode
 decode_from_first_rank = msgspec.msgpack.Decoder(StoreValue | GroupOpened).decode
+_decode_change = msgspec.msgpack.Decoder(AdapterChange).decode
+
+
+def encode_change(change: AdapterChange) -> bytes:
+    """Encode a change of adapters, which comes between two steps."""
+    return _CHANGE + encode(change)
+
+
+def decode_order(message: bytes) -> SchedulerOutput | AdapterChange:
+    """Decode what the first rank wants done: a step, or a change of adapters before it."""
+    if message[:1] == _CHANGE:
+        change: AdapterChange = _decode_change(message[1:])
+        return change
+    return decode_scheduler_output(message)
 
 
 def own_version() -> str:
@@ -77,7 +106,8 @@ def own_version() -> str:
         version = importlib.metadata.version("paged-backend")
     except importlib.metadata.PackageNotFoundError:
         version = "from its source"
-    types = [SchedulerOutput, TokenMasks, ModelRunnerOutput, LoadModel, FromLoadingRank]
+    messages = LoadModel | FromLoadingRank | AdapterChange
+    types = [SchedulerOutput, TokenMasks, ModelRunnerOutput, messages]
     schemas = msgspec.json.schema_components(types)
     options = sorted(spec.name for spec in fields(EngineConfig))
     text = json.dumps([schemas, options], sort_keys=True)

@@ -166,9 +166,25 @@ class Matcher:
                 bits[token_id // 8] &= ~(1 << token_id % 8)
         return bytes(bits)
 
-    def masks_along(self, draft_token_ids: list[int]) -> list[bytes]:
-        """Return the masks of the next token and of the token after each allowed draft."""
-        masks = [self.mask()]
+    def num_allowed(self, draft_token_ids: list[int]) -> int:
+        """Return the number of drafts before the first one that is surely not allowed."""
+        ends = {*self._eos_token_ids, *self._stop_token_ids}
+        number = next(
+            (place for place, token in enumerate(draft_token_ids) if token in ends),
+            len(draft_token_ids),
+        )
+        num_valid = self._matcher.validate_tokens(draft_token_ids[:number])
+        # Only a mask can tell whether the output may end.
+        return min(number + 1, len(draft_token_ids)) if num_valid == number else num_valid
+
+    def masks_along(self, draft_token_ids: list[int], first: int = 0) -> list[bytes]:
+        """Return the masks of the next token and of the token after each allowed draft.
+
+        Args:
+            draft_token_ids: the drafts.
+            first: number of first masks to leave out.
+        """
+        masks = [] if first else [self.mask()]
         if not draft_token_ids:
             return masks
         num_accepted = 0
@@ -176,6 +192,8 @@ class Matcher:
             if self.is_finished or self._matcher.try_consume_tokens([token_id]) == 0:
                 break
             num_accepted += 1
+            if num_accepted < first:
+                continue
             mask = self._mask()
             if self._matcher.is_error():
                 break

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paged_backend.checkpoint.peft import Adapter, LowRank, ModuleSizes, read_adapter
+from paged_backend.checkpoint.shares import Share
 from paged_backend.models.linear import LinearSpec
 from paged_backend.models.low_rank import LowRankProduct
 from paged_backend.models.step_context import StepContext
@@ -36,12 +37,14 @@ class AdapterSlots:
 
     @property
     def sizes(self) -> Mapping[str, ModuleSizes]:
-        """The inputs and outputs of each module that adapters can change, by its name."""
-        return {
-            spec.full_name(part): ModuleSizes(spec.inputs, outputs)
-            for spec, _ in self._layers
-            for part, outputs in spec.parts.items()
-        }
+        """The inputs and outputs of each module that adapters can change, over all ranks."""
+        sizes: dict[str, ModuleSizes] = {}
+        for spec, _ in self._layers:
+            for part, outputs in spec.parts.items():
+                share = _share_of(spec, part)
+                whole = (outputs, spec.inputs) if share is None else share.whole
+                sizes[spec.full_name(part)] = ModuleSizes(whole[1], whole[0])
+        return sizes
 
     def read(self, folder: Path) -> Adapter:
         """Read and check an adapter on any thread, so that `put` has little to do."""
@@ -71,9 +74,21 @@ class AdapterSlots:
         self._free.append(slot)
 
 
+def _share_of(spec: LinearSpec, part: str) -> Share | None:
+    """Return what this rank has of the weight of a part; None if that is all of it."""
+    return None if spec.division is None else spec.division.share_of(spec.full_name(part))
+
+
 def _ordered(adapter: Adapter, spec: LinearSpec, part: str) -> LowRank | None:
-    """Return the weights of a part with its outputs in the order of the layer."""
+    """Return this rank's weights of a part with its outputs in the order of the layer."""
     weights, order = adapter.modules.get(spec.full_name(part)), spec.row_order.get(part)
-    if weights is None or order is None:
+    share = _share_of(spec, part)
+    if weights is None:
+        return None
+    if share is not None and share.dim == 1:
+        weights = weights._replace(a=share.take(weights.a.t()).t().contiguous())
+    elif share is not None:
+        weights = weights._replace(b=share.take(weights.b.t()).t().contiguous())
+    if order is None:
         return weights
     return weights._replace(b=weights.b[:, order.to(weights.b.device)].contiguous())

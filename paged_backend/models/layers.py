@@ -284,10 +284,11 @@ class QKNorm:
         self._num_heads = num_heads
 
     def pack(self, order: Tensor) -> None:
-        """Repeat the weights for each head, for kernels that do not tell queries from keys.
+        """Reorder the weights, and repeat them for kernels that do not tell queries from keys.
 
         Args:
             order: [head_dim] int64, the checkpoint's dimension for each dimension of a head.
         """
-        self.heads[: self._num_heads] = self.query[order]
-        self.heads[self._num_heads :] = self.key[order]
+        self.query, self.key = self.query[order], self.key[order]
+        self.heads[: self._num_heads] = self.query
+        self.heads[self._num_heads :] = self.key

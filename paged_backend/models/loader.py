@@ -83,15 +83,16 @@ def load_model(
             model_config = replace(model_config, tied_embeddings=False)
         check_stored(folder, model_config, quantization)
         renames = model_config.tied_embeddings and only_output_layer(usual_headers(folder))
-    part, shares = model_config, None
+    part, shares, division = model_config, None, None
     if (group := ranks.tensor) is not None:
         part = divide(model_config, group.size, by_expert=by_expert)
         shares = shares_of(model_config, part, group.rank, group.size, by_expert=by_expert)
-        model_kernels = RankKernels(model_kernels, Division(group, shares, by_expert))
+        division = Division(group, shares, by_expert)
+        model_kernels = RankKernels(model_kernels, division)
     if (pipeline := ranks.pipeline) is not None:
         part = replace(part, stage=stage_of(part.num_layers, pipeline.rank, pipeline.size))
     if adapters is not None:
-        model_kernels = _with_adapters(model_kernels, kernels, adapters, part)
+        model_kernels = _with_adapters(model_kernels, kernels, adapters, part, division)
     model = build_model(part, max_model_len, model_kernels)
     parameters: Mapping[str, Parameter] = model.parameters()
     if config.load_format == "dummy":
@@ -117,6 +118,7 @@ def _with_adapters(
     platform: PlatformKernels,
     adapters: AdapterSlots,
     config: ModelConfig,
+    division: Division | None,
 ) -> LoraKernels:
     """Return kernels with adapters on the layers of a model.
 
@@ -129,7 +131,7 @@ def _with_adapters(
             "can only be true on a GPU, or on a CPU with the dtype float32 or bfloat16",
         )
     last_layer = f"model.layers.{config.num_layers - 1}"
-    return LoraKernels(model_kernels, platform.low_rank, adapters, last_layer)
+    return LoraKernels(model_kernels, platform.low_rank, adapters, last_layer, division)
 
 
 def _stage_model(

@@ -13,11 +13,13 @@ from torch import Tensor
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.adapter_slots import AdapterSlots
+from paged_backend.models.division import Division
 from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.layers import Kernels
 from paged_backend.models.linear import GatedMethod, LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
+from paged_backend.models.rank_kernels import SummedLinear
 from paged_backend.models.step_context import AdapterRows, StepContext
 
 _ATTENTION, _OUTPUT = ".self_attn", "o_proj"
@@ -35,10 +37,16 @@ class LoraKernels:
         slots: holds the adapters; the layers are added to it.
         last_layer: the name of the last layer, such as ``model.layers.31``. Behind its attention,
             only some rows of the step are computed.
+        division: the ranks among which the layers are divided; None for one rank.
     """
 
     def __init__(
-        self, kernels: Kernels, low_rank: LowRankFactory, slots: AdapterSlots, last_layer: str
+        self,
+        kernels: Kernels,
+        low_rank: LowRankFactory,
+        slots: AdapterSlots,
+        last_layer: str,
+        division: Division | None = None,
     ) -> None:
         self.device = kernels.device
         self.dtype = kernels.dtype
@@ -49,6 +57,7 @@ class LoraKernels:
         self._low_rank = low_rank
         self._slots = slots
         self._last_layer = last_layer
+        self._division = division
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
@@ -57,9 +66,11 @@ class LoraKernels:
         base = self._kernels.linear(spec)
         spec = replace(spec, gated=isinstance(base, GatedMethod))
         product = self._low_rank(spec, self._slots.num_slots, self._slots.max_rank)
-        self._slots.add_layer(spec, product)
+        self._slots.add_layer(replace(spec, division=self._division), product)
         context = self._slots.context
         rows = context.needed_rows if self._is_behind_cut(spec) else context.rows
+        if isinstance(base, SummedLinear):
+            return SummedLoraLinear(base, product, context, rows)
         if isinstance(base, GatedMethod):
             return GatedLoraLinear(base, product, context, rows)
         return LoraLinear(base, product, context, rows)
@@ -132,6 +143,23 @@ class LoraLinear(_Adapted[LinearMethod]):
             self._product.add_to(out, x, self._rows)
         else:
             out += self(x)
+
+
+class SummedLoraLinear(_Adapted[SummedLinear]):
+    """A layer that is divided along its inputs, with adapters that are divided as it is.
+
+    The sum over the ranks adds up the adapters' parts, too. See `models.linear.LinearMethod`.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the output [rows, outputs] for this rank's inputs `x` [rows, inputs]."""
+        if not self._context.has_adapters:
+            return self.base(x)
+        return self.base.with_more(x, lambda out: self._product.add_to(out, x, self._rows))
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)` to `out` [rows, outputs] in place."""
+        out += self(x)
 
 
 class GatedLoraLinear(_Adapted[GatedMethod]):

@@ -7,6 +7,7 @@ Models do not know of it: `RankKernels` gives them such layers in place of those
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -115,9 +116,27 @@ class SummedLinear(_Divided[LinearMethod]):
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, outputs] for this rank's inputs `x` [rows, inputs]."""
         out = self._part(x)
-        if isinstance(self._part, QuantizedLinear) and self._part.sums_ranks:
-            return out
-        return self._group.sum(out)
+        return out if self._sums_ranks else self._group.sum(out)
+
+    def with_more(self, x: Tensor, add_to: Callable[[Tensor], None]) -> Tensor:
+        """Compute `self(x)` and the sum of what each rank adds.
+
+        Args:
+            x: as of a call.
+            add_to: adds this rank's part to a tensor [rows, outputs] in place.
+        """
+        out = self._part(x)
+        if not self._sums_ranks:
+            add_to(out)
+            return self._group.sum(out)
+        more = torch.zeros_like(out)
+        add_to(more)
+        return out + self._group.sum(more)
+
+    @property
+    def _sums_ranks(self) -> bool:
+        """Whether the part itself adds up the parts of all ranks."""
+        return isinstance(self._part, QuantizedLinear) and self._part.sums_ranks
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)` to `out` [rows, outputs] in place."""

@@ -46,9 +46,7 @@ class ModelRunner(Protocol):
 class DraftingRunnerFactory(Protocol):
     """Joins the model runners of a model and of its draft model."""
 
-    def __call__(
-        self, main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout, num_blocks: int
-    ) -> ModelRunner:
+    def __call__(self, main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout) -> ModelRunner:
         """Return a model runner that draws drafts and verifies them.
 
         Args:
@@ -56,7 +54,6 @@ class DraftingRunnerFactory(Protocol):
             draft: the same of the draft model. It uses the block tables of the first group
                 without a window.
             layout: the groups of the block tables.
-            num_blocks: blocks of both pools.
         """
         ...
 

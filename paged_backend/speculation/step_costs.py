@@ -14,10 +14,17 @@ class StepCosts:
     """A line through the times of recent steps: fixed seconds, and seconds for each token.
 
     Only steps of decodes and drafts count, since tokens of prompts are cheaper.
+
+    Args:
+        decay: weight of a new step.
+
+    Attributes:
+        num_steps: number of steps so far.
     """
 
-    def __init__(self) -> None:
-        self._num_steps = 0
+    def __init__(self, decay: float = _DECAY) -> None:
+        self._decay = decay
+        self.num_steps = 0
         self._mean_tokens = 0.0
         self._mean_s = 0.0
         self._variance = 0.0  # tokens squared
@@ -25,9 +32,9 @@ class StepCosts:
 
     def observe(self, seconds: float, num_tokens: int) -> None:
         """Record a step."""
-        self._num_steps += 1
-        weight = max(_DECAY, 1 / self._num_steps)
-        if self._num_steps > 1:
+        self.num_steps += 1
+        weight = max(self._decay, 1 / self.num_steps)
+        if self.num_steps > 1:
             seconds = min(seconds, _MAX_RATIO * self.step_s(num_tokens))
         tokens_off = num_tokens - self._mean_tokens
         self._mean_tokens += weight * tokens_off

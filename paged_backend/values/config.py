@@ -69,10 +69,9 @@ class EngineConfig(
 
     def _check_adapters(self) -> None:
         """Refuse options that an engine with LoRA adapters cannot have."""
-        if self.enable_lora and self.num_ranks > 1:
-            raise option_error(
-                "enable_lora", f"can only be true for one rank; got {self.num_ranks}"
-            )
+        stages = self.pipeline_parallel_size
+        if self.enable_lora and stages > 1:
+            raise option_error("enable_lora", f"can only be true for one stage; got {stages}")
 
     def _check_draft_model(self) -> None:
         """Refuse a draft model of a model that several ranks compute."""

@@ -135,14 +135,17 @@ class ToyGrammar:
     def allows(self, token_id: int) -> bool:
         return token_id in self.allowed() - {EOS}
 
-    def masks_along(self, draft_token_ids: Iterable[int]) -> list[bytes]:
+    def num_allowed(self, draft_token_ids: list[int]) -> int:
+        return len(self.masks_along(draft_token_ids)) - 1
+
+    def masks_along(self, draft_token_ids: Iterable[int], first: int = 0) -> list[bytes]:
         follower = ToyGrammar(self.ignore_eos, self.tokens)
         masks = [mask_of(follower.allowed())]
         for token_id in draft_token_ids:
             if not follower.accept([token_id]):
                 break
             masks.append(mask_of(follower.allowed()))
-        return masks
+        return masks[first:]
 
     def forced_token_ids(self) -> list[int]:
         follower = ToyGrammar(self.ignore_eos, self.tokens)

@@ -227,17 +227,46 @@ def test_constrained_decodes_are_continued_where_no_token_is_forced():
     assert num_not_continued <= 1 + 2 * stats.num_forced_tokens
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_no_step_verifies_a_draft_after_a_forbidden_one(async_scheduling: bool) -> None:
+    engine = EngineWithoutModel(
+        drafter=PrecomputedDrafter(6, 3), async_scheduling=async_scheduling, max_model_len=64
+    )
+    numbers = []
+    launched = engine.scheduler.schedule
+
+    def schedule():
+        output = launched()
+        if output.num_sequences:
+            step = engine.scheduler._in_flight[-1]
+            for seq in step.sampled:
+                if seq.seq_id in step.drafts:
+                    drafts = step.drafts[seq.seq_id].token_ids
+                    grammar = seq.grammar._grammar
+                    assert len(grammar.masks_along(drafts)) == len(drafts) + 1
+                    numbers.append(len(drafts))
+        return output
+
+    engine.scheduler.schedule = schedule
+    for index in range(6):
+        request = make_request(f"r{index}", [index + 1] * 5, max_tokens=20, seed=index)
+        engine.scheduler.add_request(request, 1, grammars=grammars(request, []))
+    while engine.scheduler.has_unfinished:
+        engine.step()
+    assert 0 < min(numbers) < max(numbers)
+
+
 class Busy(ToyGrammar):
     """Takes 20 ms of processor time for each mask."""
 
     def allows(self, token_id: int) -> bool:
         return False
 
-    def masks_along(self, draft_token_ids: Iterable[int]) -> list[bytes]:
+    def masks_along(self, draft_token_ids: Iterable[int], first: int = 0) -> list[bytes]:
         end_s = time.thread_time() + 0.02
         while time.thread_time() < end_s:
             pass
-        return super().masks_along(draft_token_ids)
+        return super().masks_along(draft_token_ids, first)
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from free_drafts import make_drafts_free
 from lora_oracle import run_requests as run
 from oracle import EOS, make_engine, mixed_work
 from quantization.test_checkpoints import FORMATS, INT8, TOKEN_INT8, ct, rounded, whole
@@ -184,7 +185,8 @@ def test_tokens_equal_those_of_peft(case, options):
         assert engine.stats().num_preemptions > 0
 
 
-def test_a_draft_model_has_no_adapters(case):
+def test_a_draft_model_has_no_adapters(case, monkeypatch):
+    make_drafts_free(monkeypatch)
     draft = {"method": "draft_model", "model": str(case.folder)}
     engine = case.engine(speculative_config=draft)
     work = requests(case, 9)
@@ -544,7 +546,7 @@ def test_pickled_weights_are_refused(case, tmp_path):
     [
         ({"dtype": "float16"}, "enable_lora can only be true on a GPU, or on a CPU with the dtype"),
         ({"task": "embed"}, "enable_lora can only be false"),
-        ({"tensor_parallel_size": 2}, "enable_lora can only be true for one rank"),
+        ({"pipeline_parallel_size": 2}, "enable_lora can only be true for one stage; got 2"),
         ({"max_cpu_loras": 2}, "max_cpu_loras must be at least max_loras"),
         ({"enable_lora": False}, "lora_modules needs enable_lora"),
         ({"lora_modules": {"a": 1}}, "lora_modules must map names to folders"),

@@ -19,13 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.executors import open_executor
 from paged_backend.engine.leading_worker import LeadingWorker
+from paged_backend.engine.rank_adapters import follow
 from paged_backend.engine.worker import Worker
 from paged_backend.executor.messages import (
     decode_masks,
-    decode_scheduler_output,
+    decode_order,
     digest,
 )
 from paged_backend.models.division import Ranks
@@ -129,7 +131,11 @@ class _Rank:
             self.worker = worker = load()
             self.answers.put(b"")
             while (output := self.messages.get()) is not None:
-                launched = worker.launch(decode_scheduler_output(output))
+                order = decode_order(output)
+                if not isinstance(order, SchedulerOutput):
+                    follow(worker.adapters, order)
+                    continue
+                launched = worker.launch(order)
                 masks = self.messages.get()
                 assert masks is not None
                 result = launched.sample(decode_masks(masks)).result()
@@ -171,6 +177,7 @@ class ThreadedRanks(LeadingWorker):
         Worker.__init__(self, config, folder, tokenizer, first)
         for rank in started:
             rank.answer()
+        self._lead_adapters()
         weakref.finalize(self, self._others.send, None)
 
     @property

@@ -10,18 +10,14 @@ from typing import Any
 
 import pytest
 from checkpoints import make_checkpoint
+from free_drafts import make_drafts_free
 from oracle import make_engine
 
 from paged_backend import LLM, SamplingParams
-from paged_backend.core.drafter import NO_DRAFT
-from paged_backend.core.scheduler_output import ContinuedDecodes, SchedulerOutput
-from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
+from paged_backend.core.grammar_budget import StepTime
 from paged_backend.engine.engine import Engine
-from paged_backend.speculation.draft_model import ModelDrafter
-from paged_backend.speculation.step_costs import StepCosts
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.options.speculation import SpeculativeConfig
 from paged_backend.values.outputs import EngineStats
 from paged_backend.values.request import Request
 from paged_backend.values.structured_outputs import StructuredOutputsParams
@@ -41,7 +37,7 @@ LIMITS = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
 @pytest.fixture
 def drafts_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps verify as many drafts as they may, however busy the machine is."""
-    monkeypatch.setattr(StepCosts, "token_s", 0.0)
+    make_drafts_free(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +239,35 @@ def test_texts_with_stop_strings_and_structured_outputs_are_the_same() -> None:
     assert accepted > 40
 
 
+@pytest.mark.usefixtures("drafts_are_free")
+def test_drafts_are_drawn_with_the_masks_of_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that drafts for itself is right under a grammar, too, if it is told the masks."""
+    monkeypatch.setattr(StepTime, "is_left", True)  # however busy the machine is
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "size": {"type": "integer"}},
+        "required": ["name", "size"],
+    }
+    params = [
+        SamplingParams(max_tokens=60, temperature=temperature, structured_outputs=outputs)
+        for temperature in (0.0, 0.9)
+        for outputs in (
+            StructuredOutputsParams(json=schema),
+            StructuredOutputsParams(regex="([a-c]{2}, ){12}"),
+            StructuredOutputsParams(choice=["to the north", "to the south"]),
+        )
+    ]
+    prompts = ["Say:"] * len(params)
+    texts = []
+    for config in (None, with_drafts(Path("demo"))):
+        llm = LLM("demo", speculative_config=config, seed=3)
+        outputs = llm.generate(prompts, params)
+        texts.append([(out.outputs[0].text, out.outputs[0].finish_reason) for out in outputs])
+        stats = llm.engine.stats()
+    assert texts[0] == texts[1]
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 40
+
+
 def test_both_models_share_the_memory_of_the_pool(folders: dict[str, Path]) -> None:
     folder = folders["llama3"]
     alone = make_engine(folder, **LIMITS).executor.info
@@ -276,37 +301,6 @@ def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path: Path) -> None
     """The models have vocabularies of one size."""
     with pytest.raises(ConfigError, match="demo-tools.* must have the tokenizer of .*demo.*differ"):
         LLM("demo", speculative_config=with_drafts(Path("demo-tools")))
-
-
-@pytest.mark.parametrize("is_right", [True, False])
-def test_the_number_of_drafts_follows_what_they_give(is_right: bool) -> None:
-    """Drafts that are never right end soon, and later ones are rare."""
-    drafter = ModelDrafter(SpeculativeConfig(method="draft_model", model="m"))
-    seq = Sequence(1, Request("r", [5], SamplingParams()), 0, 0, frozenset(), 10_000)
-    seq.status = SequenceStatus.RUNNING
-    numbers = []
-    for _ in range(400):
-        drafts = drafter.propose([seq], 64).get(1, NO_DRAFT).token_ids
-        assert set(drafts) <= {PLACEHOLDER}
-        numbers.append(len(drafts))
-        if drafts:
-            drafter.take_drafts({1: [7] * len(drafts)})
-        seq.token_ids += [7] * (len(drafts) + 1) if is_right else [8]
-        seconds = 0.010 + 0.002 * len(drafts)
-        drafter.observe_step(seconds, step_of(1, len(drafts)))
-    if is_right:
-        assert all(number == 16 for number in numbers[100:])
-    else:
-        assert sum(numbers[50:]) <= 8
-        assert sum(numbers[200:]) > 0
-
-
-def step_of(seq_id: int, num_drafts: int) -> SchedulerOutput:
-    """A step that decodes one sequence."""
-    from paged_backend.core.scheduler_output import Slice
-
-    item = Slice(seq_id, 0, 1 + num_drafts, [], 0, [], [PLACEHOLDER] * num_drafts, [seq_id], None)
-    return SchedulerOutput([], [], ContinuedDecodes([], [], []), [item], 0, [])
 
 
 def test_methods_for_draft_models_only() -> None:

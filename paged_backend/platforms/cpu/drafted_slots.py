@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 
@@ -19,15 +17,14 @@ class DraftedSlots:
 
     Args:
         layout: the groups of the block tables. The draft model uses the tables of one group.
-        num_blocks: blocks of the pool, with the null block.
         group: the number of this group, which has no window.
     """
 
-    def __init__(self, layout: KVCacheLayout, num_blocks: int, group: int) -> None:
+    def __init__(self, layout: KVCacheLayout, group: int) -> None:
         self._block_size = layout.block_size
         self._num_groups = layout.num_groups
         self._group = group
-        self._counts = np.zeros(num_blocks, np.int32)  # [num_blocks]
+        self._counts: dict[int, int] = {}  # by block, without zeros
 
     def table(self, block_ids: list[int]) -> list[int]:
         """Return the block table that the draft model uses, from those of all groups."""
@@ -35,13 +32,12 @@ class DraftedSlots:
 
     def number(self, table: list[int], num_tokens: int) -> int:
         """Return how many of the first tokens of a sequence have keys and values."""
-        size = self._block_size
-        blocks = np.array(table[: -(-num_tokens // size)], np.int64)
-        short = np.flatnonzero(self._counts[blocks] < size)
-        if len(short) == 0:
-            return num_tokens
-        first = int(short[0])
-        return min(num_tokens, first * size + int(self._counts[blocks[first]]))
+        size, counts = self._block_size, self._counts
+        for place in range(-(-num_tokens // size)):
+            count = counts.get(table[place], 0)
+            if count < size:
+                return min(num_tokens, place * size + count)
+        return num_tokens
 
     def add(self, table: list[int], start: int, end: int) -> None:
         """Record that the draft model has computed the tokens at `start` to `end` - 1.
@@ -51,27 +47,33 @@ class DraftedSlots:
         size = self._block_size
         for place in range(start // size, -(-end // size)):
             count = min(end - place * size, size)
-            self._counts[table[place]] = max(self._counts[table[place]], count)
+            self._counts[table[place]] = max(self._counts.get(table[place], 0), count)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Record that the blocks of the draft model are copied, too."""
         for source, target in pairs:
-            self._counts[target] = self._counts[source]
+            self._lower(target, 0)
+            if source in self._counts:
+                self._counts[target] = self._counts[source]
 
     def overwrite(self, batch: ScheduledBatch) -> None:
         """Record that the main model computes the tokens of a step, its drafts included."""
         size = self._block_size
-        blocks: list[int] = []
-        places: list[int] = []  # in each block, of the first token that is written
         for seq in batch.continued.sequences:
             number, place = divmod(len(seq.token_ids) - 1, size)
-            blocks.append(seq.block_ids[number * self._num_groups + self._group])
-            places.append(place)
+            self._lower(seq.block_ids[number * self._num_groups + self._group], place)
         for item in batch.scheduled:
             last = (item.start + len(item.token_ids) - 1) // size
             place = item.start % size
             for number in range(item.start // size, last + 1):
-                blocks.append(item.block_ids[number * self._num_groups + self._group])
-                places.append(place)
+                self._lower(item.block_ids[number * self._num_groups + self._group], place)
                 place = 0
-        self._counts[blocks] = np.minimum(self._counts[blocks], places)
+
+    def _lower(self, block_id: int, place: int) -> None:
+        """Record that the draft model has computed no tokens of a block from a place on."""
+        count = self._counts.get(block_id)
+        if count is not None and count > place:
+            if place:
+                self._counts[block_id] = place
+            else:
+                del self._counts[block_id]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
-from paged_backend.core.scheduler_output import LaunchedStep, PendingOutput, TokenMasks
+from paged_backend.core.scheduler_output import (
+    DraftGuide,
+    DraftPass,
+    DrawnDrafts,
+    LaunchedStep,
+    PendingOutput,
+    TokenMasks,
+)
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.base import ModelRunner
 from paged_backend.platforms.cpu.drafted_slots import DraftedSlots
@@ -19,11 +27,11 @@ class DraftedStep(LaunchedStep):
     """A step with the drafts that the worker has drawn for it; see LaunchedStep."""
 
     launched: LaunchedStep
-    drafts: Mapping[int, list[int]]
+    drawn: DrawnDrafts | None
 
-    def draft_token_ids(self) -> Mapping[int, list[int]]:
-        """Return the drafts by ``seq_id``."""
-        return self.drafts
+    def drawn_drafts(self) -> DrawnDrafts | None:
+        """Return what the draft model has drawn; None if the step needed no drafts of it."""
+        return self.drawn
 
     def greedy_token_ids(self) -> Mapping[int, int]:
         """Return the tokens that only a mask can change."""
@@ -84,16 +92,21 @@ class DraftingRunner:
         self._slots.overwrite(scheduled_batch)
         waiting = {item.seq_id: item for item in scheduled_batch.scheduled if _lacks_drafts(item)}
         if not waiting:
-            return DraftedStep(self.main.launch(scheduled_batch), {})
-        drafts = self._draw(waiting)
-        return DraftedStep(self.main.launch(scheduled_batch.with_drafts(drafts)), drafts)
+            return DraftedStep(self.main.launch(scheduled_batch), None)
+        drawn = self._draw(waiting, scheduled_batch.guide)
+        return DraftedStep(self.main.launch(scheduled_batch.with_drafts(drawn.token_ids)), drawn)
 
-    def _draw(self, waiting: Mapping[int, ScheduledSequence]) -> dict[int, list[int]]:
-        """Return the drafts of sequences by ``seq_id``, one token of each after the other."""
+    def _draw(
+        self, waiting: Mapping[int, ScheduledSequence], guide: DraftGuide | None
+    ) -> DrawnDrafts:
+        """Return the drafts of sequences, and the passes that draw one token of each."""
         drafts: dict[int, list[int]] = {seq_id: [] for seq_id in waiting}
-        rows = self._first_rows(waiting.values())
+        passes: list[DraftPass] = []
+        started_s = time.perf_counter()
+        rows, masks = _masked(self._first_rows(waiting.values()), drafts, guide)
         while rows:
-            drawn = iter(self._draft.draw(ScheduledBatch.of(rows)))
+            tokens = self._draft.draw(ScheduledBatch.of(rows), masks)
+            drawn = iter(tokens)
             following: list[ScheduledSequence] = []
             for row in rows:
                 end = row.start + len(row.token_ids)
@@ -109,8 +122,12 @@ class DraftingRunner:
                         following.append(
                             row._replace(token_ids=[token_id], start=end, samples=samples)
                         )
-            rows = following
-        return drafts
+            now = time.perf_counter()
+            num_tokens = sum(len(row.token_ids) for row in rows)
+            passes.append(DraftPass(num_tokens, len(tokens), now - started_s))
+            rows, masks = _masked(following, drafts, guide)
+            started_s = time.perf_counter()
+        return DrawnDrafts(drafts, passes)
 
     def _first_rows(self, waiting: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
         """Return the tokens that the draft model lacks, as many as it can compute at once.
@@ -132,12 +149,33 @@ class DraftingRunner:
         return rows
 
 
-def drafting_runner(
-    main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout, num_blocks: int
-) -> DraftingRunner:
+def _masked(
+    rows: list[ScheduledSequence], drafts: Mapping[int, list[int]], guide: DraftGuide | None
+) -> tuple[list[ScheduledSequence], TokenMasks | None]:
+    """Return the rows that may have another draft, and the masks of these drafts.
+
+    A row that only catches up, and samples no draft, stays.
+    """
+    if guide is None:
+        return rows, None
+    kept: list[ScheduledSequence] = []
+    indices: list[int] = []
+    masks: list[bytes] = []
+    for row in rows:
+        mask = guide.mask(row.seq_id, drafts[row.seq_id]) if row.samples else None
+        if mask == b"":
+            continue
+        if mask is not None:
+            indices.append(sum(len(other.samples) for other in kept))
+            masks.append(mask)
+        kept.append(row)
+    return kept, TokenMasks(indices, b"".join(masks)) if masks else None
+
+
+def drafting_runner(main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout) -> DraftingRunner:
     """See `DraftingRunnerFactory`."""
     assert isinstance(main, CpuModelRunner) and isinstance(draft, CpuModelRunner)
-    slots = DraftedSlots(layout, num_blocks, layout.windows.index(None))
+    slots = DraftedSlots(layout, layout.windows.index(None))
     return DraftingRunner(main, draft, slots, layout.max_num_batched_tokens)
 
 

@@ -160,11 +160,13 @@ class CpuModelRunner:
             return self._run(scheduled_batch)
 
     @torch.inference_mode()
-    def draw(self, scheduled_batch: ScheduledBatch) -> list[int]:
+    def draw(self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None) -> list[int]:
         """Compute a step, and return the token of each sample, without log-probabilities."""
         step = self.launch(scheduled_batch)
         assert isinstance(step, ComputedStep)
         with one_torch_thread():
+            if masks is not None:
+                apply_token_masks(step.logits, masks)
             return self.sampler.sample(step.logits, step.samples)
 
     @torch.inference_mode()

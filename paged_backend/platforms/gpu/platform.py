@@ -21,7 +21,7 @@ from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.models.states import StateFunctions, StatePool
 from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.base import DraftingRunnerFactory
-from paged_backend.platforms.gpu import layers
+from paged_backend.platforms.gpu import layers, state_functions
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.device import GpuDevice
 from paged_backend.platforms.gpu.experts import TritonExperts
@@ -64,7 +64,7 @@ class GpuPlatform:
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self.product_experts: ProductExperts | None = None
-        self.state_functions: StateFunctions | None = None
+        self.state_functions: StateFunctions | None = state_functions
         self.drafting_runner: DraftingRunnerFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)

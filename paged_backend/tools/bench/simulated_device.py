@@ -14,7 +14,7 @@ import numpy as np
 
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import load_model_config
-from paged_backend.core.scheduler_output import SchedulerOutput
+from paged_backend.core.scheduler_output import DraftGuide, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.engine.engine import Engine
 from paged_backend.executor.base import WorkerInfo
@@ -84,7 +84,7 @@ class SimulatedExecutor:
         """None: the device has no adapters."""
         return None
 
-    def launch(self, output: SchedulerOutput) -> SimulatedStep:
+    def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> SimulatedStep:
         """Prepare a step, and launch it."""
         return self._runner.launch(self._state.apply(output))
 
