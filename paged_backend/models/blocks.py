@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import relu, silu
+from torch.nn.functional import relu
 
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.shape import QKNormScope
@@ -14,7 +14,7 @@ from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, Stor
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.head_order import head_order, row_order
 from paged_backend.models.layers import Kernels, NormWeights, QKNorm
-from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
 
 
 class Attention:
@@ -174,10 +174,10 @@ class GatedMLP:
 
     def activate(self, x: Tensor) -> Tensor:
         """Compute the input of `down_proj`, act(gate(x)) * up(x): [rows, intermediate_size]."""
-        if self._factors.mlp_gate == 1:
-            return self._gated(self.gate_up_proj, x, self._activation)
-        gate, up = self.gate_up_proj(x).chunk(2, dim=1)
-        return silu(gate * self._factors.mlp_gate) * up
+        linear: RowFunction = self.gate_up_proj
+        if self._factors.mlp_gate != 1:
+            linear = _ScaledGate(linear, self._factors.mlp_gate)
+        return self._gated(linear, x, self._activation)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
@@ -190,6 +190,23 @@ class GatedMLP:
             self.down_proj.add_to(out, self.activate(x))
         else:
             out += self(x)
+
+
+class _ScaledGate:
+    """Gate and up of an MLP with a factor on the gate; see `models.linear.RowFunction`."""
+
+    def __init__(self, linear: RowFunction, factor: float) -> None:
+        self._linear, self._factor = linear, factor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute gate * factor, and then up, for each row of `x`."""
+        gate_up = self._linear(x)
+        gate_up[:, : gate_up.shape[1] // 2] *= self._factor
+        return gate_up
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)` to `out` in place."""
+        out += self(x)
 
 
 class PlainMLP:

@@ -123,4 +123,4 @@ class Mamba1:
             slots,
             starts,
         )
-        return (scanned.float() * silu(gate.float())).to(x.dtype)
+        return (scanned.float() * silu(gate.float())).to(gate.dtype)

@@ -92,7 +92,7 @@ class Mamba2:
             return values * silu(gate)
         if self._shape.norm_before_gate:
             return self._norm(values) * silu(gate)
-        return self._norm((values.float() * silu(gate.float())).to(x.dtype))
+        return self._norm((values.float() * silu(gate.float())).to(gate.dtype))
 
     def _scan(
         self, channels: Tensor, dt: Tensor, backend: AttentionBackend, meta: AttentionMetadata

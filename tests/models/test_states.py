@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import make_checkpoint
 from oracle import VOCAB_SIZE, Oracle, make_engine, run, tokens_of
 
 from paged_backend.core.state_slots import StateSlots
@@ -39,15 +40,17 @@ def answer(engine: Engine, params: SamplingParams) -> list[SequenceOutput]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_cuts_of_a_prompt_never_change_a_logit(oracle: Oracle, dtype: str) -> None:
+@pytest.mark.parametrize("family", [*FAMILIES, "falcon-h1", "jamba", "nemotron-h"])
+def test_cuts_of_a_prompt_never_change_a_logit(family: str, dtype: str, tmp_path: Path) -> None:
     """Not by a bit, wherever chunks and checkpoints are."""
+    make_checkpoint(family, tmp_path)
     params = SamplingParams(
         temperature=0, max_tokens=12, ignore_eos=True, return_generation_logits=True
     )
     found: set[tuple[bytes, ...]] = set()
     for budget, mode, size in ((128, "none", 512), (7, "none", 512), (19, "align", 32)):
         engine = make_engine(
-            oracle.folder,
+            tmp_path,
             dtype=dtype,
             enforce_eager=budget == 7,
             max_num_batched_tokens=budget,
