@@ -1,0 +1,53 @@
+"""Values in the config.json of hybrid families that are refused, each with its reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints import values_of
+from transformers import AutoConfig
+
+from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.values.errors import ConfigError
+
+_LFM2 = {"layer_types": ["conv"] * 3}
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "change", "message"),
+    [
+        ("lfm2", "Lfm2ForCausalLM", _LFM2, "num_hidden_layers layers have no attention"),
+        ("lfm2", "Lfm2ForCausalLM", {"layer_types": ["x"] * 3}, "layer_types holds 'x'; known: "),
+        (
+            "granite-hybrid",
+            "GraniteMoeHybridForCausalLM",
+            {"num_local_experts": 4},
+            "num_local_experts can only be 0, got 4",
+        ),
+        ("bamba", "BambaForCausalLM", {"mamba_d_head": 15}, "mamba_n_heads .8. times"),
+        ("bamba", "BambaForCausalLM", {"mamba_n_groups": 3}, "must divide 8 heads"),
+        ("bamba", "BambaForCausalLM", {"time_step_limit": [2, 1]}, "time_step_limit must be 0 or"),
+        ("falcon-h1", "FalconH1ForCausalLM", {"ssm_multipliers": [1.0]}, "a list of 5 numbers"),
+        (
+            "nemotron-h",
+            "NemotronHForCausalLM",
+            {"layers_block_type": ["full_attention", "moe"]},
+            "layer_types holds 'moe'",
+        ),
+        ("jamba", "JambaForCausalLM", {"attn_layer_offset": 3}, "attn_layer_offset must be an"),
+        ("recurrent-gemma", "RecurrentGemmaForCausalLM", {"block_types": ["x"]}, "block_types"),
+    ],
+)
+def test_values_that_are_refused(
+    tmp_path: Path, family: str, name: str, change: dict[str, object], message: str
+) -> None:
+    AutoConfig.for_model(**values_of(family)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text()) | {"architectures": [name]}
+    path.write_text(json.dumps(values))
+    load_model_config(tmp_path)  # without the change, it can be read
+    path.write_text(json.dumps(values | change))
+    with pytest.raises(ConfigError, match=message):
+        load_model_config(tmp_path)
