@@ -257,6 +257,27 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         ssm_state_size=24,
         pad_token_id=0,
     ),
+    "jamba": _heads(
+        4,
+        2,
+        model_type="jamba",
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        mamba_dt_rank=12,
+        mamba_proj_bias=True,
+        pad_token_id=0,
+        **_EXPERTS,
+    ),
+    "jamba-dense": _heads(
+        4,
+        2,
+        model_type="jamba",
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        mamba_conv_bias=False,
+        num_experts=1,
+        pad_token_id=0,
+    ),
     "glm4": _heads(4, 2, model_type="glm4", head_dim=32, pad_token_id=0),
     "granite": _heads(
         4,
@@ -325,6 +346,18 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         model_type="phi3",
         pad_token_id=0,
         rope_parameters=_LONG_ROPE,
+        tie_word_embeddings=True,
+    ),
+    "recurrent-gemma": _heads(
+        3,
+        1,
+        model_type="recurrent_gemma",
+        hidden_size=48,  # its root has more bits than bfloat16
+        attention_window_size=20,
+        block_types=["recurrent", "attention", "recurrent"],
+        logits_soft_cap=4.0,
+        lru_width=96,
+        pad_token_id=0,
         tie_word_embeddings=True,
     ),
     "smollm3": _heads(
@@ -398,7 +431,9 @@ def make_checkpoint(
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(("norm.weight", "layernorm.weight", "norm_f.weight")):
+            if name.endswith(
+                ("norm.weight", "layernorm.weight", "norm_f.weight", "pre_norm.weight")
+            ):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):
                 parameter.normal_()

@@ -27,8 +27,7 @@ ROOT = Path(__file__).parents[1]
 # Models of transformers that are known not to work, by their types; with what their sizes need.
 REFUSED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bloom", "codegen", "falcon", "gptj", "mpt", "stablelm", "xglm"), {}),
-    **dict.fromkeys(("bamba", "falcon_h1", "jamba", "mamba", "nemotron_h", "rwkv"), {}),
-    "recurrent_gemma": {},
+    **dict.fromkeys(("kimi_linear", "mamba", "minimax", "rwkv"), {}),
     "llama4_text": {},
     "diffllama": {},
     "gemma4_text": {"head_dim": 16, "global_head_dim": 32},
@@ -73,6 +72,16 @@ keys and values of all heads it would be 4,997,120. `kv_b_proj` is dense in memo
 format in the checkpoint, and cannot have an adapter. The KV cache has 16 or 32 bits, not 8. Ranks
 divide the heads, and each keeps whole rows. Layers of a checkpoint that predict more tokens of a
 step (`num_nextn_predict_layers`) are not loaded.
+"""
+STATES = """
+Hybrids (Qwen3-Next, Qwen 3.5, LFM2, Granite 4, Bamba, Falcon-H1, Nemotron-H, OLMo Hybrid, Jamba,
+RecurrentGemma) have layers that keep one state for each sequence, of a size that does not grow with
+the text. States have slots in a pool, which takes at most half of the cache's memory. The prefix
+cache keeps the state after every `mamba_block_size` tokens and at the end of prompts
+([options](options.md)), and a prefix counts as cached up to the last state that is still there. On
+a GPU, prompts are computed row by row in these layers, which takes long; it has not been measured.
+Several ranks, speculation and adapters are refused for these models. The decoders of checkpoints
+that also read images are refused.
 """
 FALLBACK = """
 ## Models that transformers computes

@@ -162,6 +162,58 @@ class ShortConvShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba1Shape:
+    """A state space with a decay for each number of a state, after a short convolution (Jamba).
+
+    Attributes:
+        hidden_size: size of a row.
+        values_size: channels, each with a state.
+        state_dim: size of a state.
+        rank: size of the row that the time steps of all channels are computed from.
+        width: rows that the convolution sees, its own included.
+        bias: whether the first and the last linear layer have biases.
+        conv_bias: whether the convolution has.
+    """
+
+    hidden_size: int
+    values_size: int
+    state_dim: int
+    rank: int
+    width: int
+    bias: bool
+    conv_bias: bool
+
+    name = "mamba"
+
+    @property
+    def kept_numbers(self) -> tuple[int, int]:
+        """The numbers of a state in the model's dtype, and those in float32."""
+        return self.values_size * (self.width - 1), self.values_size * self.state_dim
+
+    @property
+    def norms(self) -> dict[str, int]:
+        """The sizes of the norms of what `x_proj` computes, by names in the checkpoint."""
+        state = self.state_dim
+        return {"dt_layernorm": self.rank, "b_layernorm": state, "c_layernorm": state}
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Yield the tensors of the module, by name in it."""
+        hidden, inner = self.hidden_size, self.values_size
+        yield from linear_tensors("in_proj", hidden, 2 * inner, self.bias, 0)
+        yield from linear_tensors("out_proj", inner, hidden, self.bias, 1)
+        yield "conv1d.weight", TensorSpec((inner, 1, self.width), Role.CONVOLUTION)
+        if self.conv_bias:
+            yield "conv1d.bias", TensorSpec((inner,), Role.BIAS)
+        yield "x_proj.weight", TensorSpec((sum(self.norms.values()), inner), Role.ROUTER)
+        yield "dt_proj.weight", TensorSpec((inner, self.rank), Role.ROUTER)
+        yield "dt_proj.bias", TensorSpec((inner,), Role.DECAY)
+        yield "A_log", TensorSpec((inner, self.state_dim), Role.DECAY)
+        yield "D", TensorSpec((inner,), Role.DECAY)
+        for name, size in self.norms.items():
+            yield f"{name}.weight", TensorSpec((size,), Role.NORM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Shape:
     """A state space with one decay for each head, after a short convolution (Mamba-2).
 
@@ -179,8 +231,8 @@ class Mamba2Shape:
         dt_limits: the smallest and the largest time step.
         normed: whether the result has a norm for each group of heads.
         norm_before_gate: whether the norm is computed before the gates multiply.
-        factors: factors on the gates, values, B, C and time steps of the first linear layer; empty
-            for none.
+        factors: factors on the gates, values, B, C and time steps that the first linear layer
+            computes; empty for none.
     """
 
     name: str = "mamba"
@@ -237,5 +289,48 @@ class Mamba2Shape:
             yield "norm.weight", TensorSpec((values,), Role.NORM)
 
 
-StateMixer = DeltaShape | Mamba2Shape | ShortConvShape
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RgLruShape:
+    """A gated linear recurrent unit after a short convolution, times a gate (Griffin).
+
+    Attributes:
+        hidden_size: size of a row.
+        values_size: numbers of a state.
+        num_blocks: blocks of these numbers, each with products that compute its gates.
+        width: rows that the convolution sees, its own included.
+    """
+
+    hidden_size: int
+    values_size: int
+    num_blocks: int
+    width: int
+
+    name = "temporal_block"
+
+    @property
+    def kept_numbers(self) -> tuple[int, int]:
+        """The numbers of a state in the model's dtype, and those in float32."""
+        return self.values_size * (self.width - 1), self.values_size
+
+    @property
+    def block_size(self) -> int:
+        """The numbers of a block."""
+        return self.values_size // self.num_blocks
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Yield the tensors of the module, by name in it."""
+        hidden, values, size = self.hidden_size, self.values_size, self.block_size
+        for name in ("linear_y", "linear_x"):
+            yield from linear_tensors(name, hidden, values, True, 0)
+        yield from linear_tensors("linear_out", values, hidden, True, 1)
+        yield "conv_1d.weight", TensorSpec((values, 1, self.width), Role.CONVOLUTION)
+        yield "conv_1d.bias", TensorSpec((values,), Role.BIAS)
+        yield "rg_lru.recurrent_param", TensorSpec((values,), Role.DECAY)
+        for name in ("input_gate", "recurrent_gate"):
+            weight = TensorSpec((self.num_blocks, size, size), Role.ROUTER)
+            yield f"rg_lru.{name}_weight", weight
+            yield f"rg_lru.{name}_bias", TensorSpec((self.num_blocks, size), Role.BIAS)
+
+
+StateMixer = DeltaShape | Mamba1Shape | Mamba2Shape | RgLruShape | ShortConvShape
 """What a layer has in place of attention."""

@@ -106,6 +106,7 @@ class ExpertNames:
 QWEN_NAMES = ExpertNames()
 MIXTRAL_NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
 DEEPSEEK_NAMES = ExpertNames(shared="shared_experts")
+JAMBA_NAMES = ExpertNames("feed_forward", router="router")
 LFM2_NAMES = ExpertNames("feed_forward", gate="w1", up="w3", down="w2", bias="expert_bias")
 GPT_OSS_NAMES = ExpertNames(router="router", fused=True)
 

@@ -9,6 +9,7 @@ from paged_backend.checkpoint.limits import MAX_EXPERTS, MAX_INNER_SIZE
 from paged_backend.checkpoint.moe import (
     DEEPSEEK_NAMES,
     GPT_OSS_NAMES,
+    JAMBA_NAMES,
     LFM2_NAMES,
     MIXTRAL_NAMES,
     ExpertGroups,
@@ -112,6 +113,15 @@ def read_deepseek_v3(config: ConfigFile) -> MoeShape:
     normed = config.flag("norm_topk_prob", True)
     routing = Routing(_num_chosen(config, groups), Scoring.SIGMOID, normed, groups=groups)
     return _deepseek(config, replace(routing, biased=True))
+
+
+def read_jamba(config: ConfigFile) -> MoeShape:
+    """Read the layers of Jamba.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    return _plain(config, JAMBA_NAMES, norm_topk_prob=False)
 
 
 def read_lfm2_moe(config: ConfigFile) -> MoeShape:

@@ -13,6 +13,7 @@ from paged_backend.checkpoint.families.gemma import gemma2, gemma3
 from paged_backend.checkpoint.families.glm4 import glm4
 from paged_backend.checkpoint.families.gpt_oss import gpt_oss
 from paged_backend.checkpoint.families.granite import granite, granite_hybrid
+from paged_backend.checkpoint.families.jamba import jamba
 from paged_backend.checkpoint.families.keys import GELU_TANH, RELU2, SILU, ActivationKey
 from paged_backend.checkpoint.families.lfm2 import lfm2, lfm2_moe
 from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
@@ -30,6 +31,7 @@ from paged_backend.checkpoint.families.qwen import (
     qwen3_moe,
     qwen3_next,
 )
+from paged_backend.checkpoint.families.recurrent_gemma import recurrent_gemma
 from paged_backend.checkpoint.families.smollm3 import smollm3
 from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.checkpoint.tensors import Tensors
@@ -97,6 +99,7 @@ ARCHITECTURES = {
     "GptOssForCausalLM": Architecture(gpt_oss, head_dim=64),
     "GraniteForCausalLM": Architecture(granite),
     "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid),
+    "JambaForCausalLM": Architecture(jamba),
     "Lfm2ForCausalLM": Architecture(lfm2, tied_embeddings=True),
     "Lfm2MoeForCausalLM": Architecture(lfm2_moe, tied_embeddings=True),
     "NemotronHForCausalLM": Architecture(nemotron_h, head_dim=128, activation=RELU2),
@@ -105,6 +108,9 @@ ARCHITECTURES = {
     "OlmoHybridForCausalLM": Architecture(olmo_hybrid),
     "OlmoeForCausalLM": Architecture(olmoe),
     "Phi3ForCausalLM": Architecture(phi3),
+    "RecurrentGemmaForCausalLM": Architecture(
+        recurrent_gemma, tied_embeddings=True, activation=GELU_TANH
+    ),
     "SmolLM3ForCausalLM": Architecture(smollm3, tied_embeddings=True),
 }
 

@@ -51,6 +51,8 @@ def read_shape(config: ConfigFile) -> ModelShape:
     num_layers = config.integer("num_hidden_layers")
     variant = architecture.variant(config, num_layers)
     _check_experts(config, variant, num_layers)
+    if not any(map(variant.has_attention, range(num_layers))):
+        raise config.error("num_hidden_layers", "layers have no attention, which is not supported")
     longest, latent = _context_length(config, variant), variant.latent
     return ModelShape(
         architecture=name,

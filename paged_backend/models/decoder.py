@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.mixers import DeltaShape, Mamba2Shape, ShortConvShape
+from paged_backend.checkpoint.mixers import (
+    DeltaShape,
+    Mamba1Shape,
+    Mamba2Shape,
+    RgLruShape,
+    ShortConvShape,
+)
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
@@ -19,10 +25,12 @@ from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
+from paged_backend.models.mamba1 import Mamba1
 from paged_backend.models.mamba2 import Mamba2
 from paged_backend.models.mixer import Mixer, Mixing
 from paged_backend.models.moe import MoeMLP
 from paged_backend.models.parallel_mixers import ParallelMixers
+from paged_backend.models.rg_lru import RgLru
 from paged_backend.models.short_conv import ShortConv
 from paged_backend.models.states import StateLayer
 
@@ -295,8 +303,12 @@ def _make_mixers(
     match shape:
         case DeltaShape():
             mixers.append(GatedDelta(shape, index, prefix, eps, kernels))
+        case Mamba1Shape():
+            mixers.append(Mamba1(shape, index, prefix, eps, kernels))
         case Mamba2Shape():
             mixers.append(Mamba2(shape, index, prefix, eps, kernels))
+        case RgLruShape():
+            mixers.append(RgLru(shape, index, prefix, kernels))
         case ShortConvShape():
             mixers.append(ShortConv(shape, index, prefix, kernels))
     if config.variant.has_attention(index):

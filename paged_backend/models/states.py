@@ -153,6 +153,64 @@ class StateFunctions(Protocol):
         """
         ...
 
+    def mamba1_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        pool: Tensor,
+        slots: Tensor,
+        query_start_loc: Tensor,
+    ) -> Tensor:
+        """Compute the selective scan of Mamba, with a decay for each number of a state.
+
+        Args:
+            x: [num_tokens, inner].
+            dt: [num_tokens, inner], time steps before the bias and softplus.
+            a: [inner, state_dim] float32, negative.
+            b: [num_tokens, state_dim].
+            c: the same.
+            d: [inner], or None.
+            dt_bias: [inner], or None.
+            pool: [num_slots, inner, state_dim] float32.
+            slots: see above.
+            query_start_loc: see above.
+
+        Returns:
+            [num_tokens, inner].
+        """
+        ...
+
+    def rg_lru(
+        self,
+        x: Tensor,
+        input_gate: Tensor,
+        recurrent_gate: Tensor,
+        recurrent_param: Tensor,
+        pool: Tensor,
+        slots: Tensor,
+        query_start_loc: Tensor,
+    ) -> Tensor:
+        """Compute a real-gated linear recurrent unit.
+
+        Args:
+            x: [num_tokens, width].
+            input_gate: [num_tokens, width], before the sigmoid.
+            recurrent_gate: the same.
+            recurrent_param: [width].
+            pool: [num_slots, width] float32.
+            slots: see above.
+            query_start_loc: see above.
+
+        Returns:
+            [num_tokens, width], the states after each row.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:

@@ -13,6 +13,7 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.granite import granite_hybrid_keys
 from paged_backend.checkpoint.families.lfm2 import lfm2_keys, lfm2_moe_keys
 from paged_backend.checkpoint.families.nemotron_h import nemotron_h_keys
+from paged_backend.checkpoint.families.recurrent_gemma import recurrent_gemma_keys
 
 _LATENT: dict[str, Any] = {
     "kv_lora_rank": 512,
@@ -62,6 +63,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "v_head_dim": 256,
     },
     "GptOssForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0},
+    "JambaForCausalLM": {
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 8,
+    },
     "Lfm2ForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
     "Lfm2MoeForCausalLM": {
         "moe_intermediate_size": 1792,
@@ -124,6 +130,7 @@ _USUAL_KEYS: dict[str, Callable[[ConfigFile], ConfigFile]] = {
     "Lfm2ForCausalLM": lfm2_keys,
     "Lfm2MoeForCausalLM": lfm2_moe_keys,
     "NemotronHForCausalLM": nemotron_h_keys,
+    "RecurrentGemmaForCausalLM": recurrent_gemma_keys,
 }
 _ROPE_KEYS = "rope_parameters", "rope_scaling"
 

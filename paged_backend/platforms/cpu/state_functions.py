@@ -7,10 +7,12 @@ from torch.nn.functional import pad
 
 from paged_backend.platforms.cpu.causal_conv import causal_conv
 from paged_backend.platforms.cpu.gated_delta import gated_delta
+from paged_backend.platforms.cpu.mamba1_scan import mamba1_scan
+from paged_backend.platforms.cpu.rg_lru import rg_lru
 from paged_backend.platforms.cpu.selective_scan import selective_scan
 from paged_backend.platforms.portable import state_functions
 
-__all__ = ["causal_conv", "delta_gates", "gated_delta", "selective_scan"]
+__all__ = ["causal_conv", "delta_gates", "gated_delta", "mamba1_scan", "rg_lru", "selective_scan"]
 
 _VECTORS = 32  # numbers of the two vectors that a turn of torch's loops computes, at most
 

@@ -6,6 +6,8 @@ import math
 
 from paged_kernels.reference.causal_conv import causal_conv as exact_causal_conv
 from paged_kernels.reference.gated_delta import gated_delta as exact_gated_delta
+from paged_kernels.reference.mamba1_scan import mamba1_scan as exact_mamba1_scan
+from paged_kernels.reference.rg_lru import rg_lru as exact_rg_lru
 from paged_kernels.reference.selective_scan import selective_scan as exact_selective_scan
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -65,3 +67,33 @@ def selective_scan(
         x, dt, a, b, c, d, dt_bias, pool, slots, query_start_loc, dt_limits=dt_limits
     )
     return out.to(x.dtype)
+
+
+def mamba1_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    dt_bias: Tensor | None,
+    pool: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor,
+) -> Tensor:
+    """Compute the selective scan of Mamba, see `StateFunctions.mamba1_scan`."""
+    return exact_mamba1_scan(x, dt, a, b, c, d, dt_bias, pool, slots, query_start_loc).to(x.dtype)
+
+
+def rg_lru(
+    x: Tensor,
+    input_gate: Tensor,
+    recurrent_gate: Tensor,
+    recurrent_param: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor,
+) -> Tensor:
+    """Compute a real-gated linear recurrent unit, see `StateFunctions.rg_lru`."""
+    gates = input_gate, recurrent_gate, recurrent_param
+    return exact_rg_lru(x, *gates, pool, slots, query_start_loc).to(x.dtype)
