@@ -140,7 +140,7 @@ def main() -> None:
     """Print the page."""
     print(HEAD + NATIVE)
     print("\n".join(_table(FAMILIES)))
-    print(LATENT + FALLBACK)
+    print(LATENT + STATES + FALLBACK)
     print("\n".join(_table(FALLBACKS)))
     print(ENCODER)
     print("\n".join(_encoders()))
