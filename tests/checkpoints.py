@@ -356,7 +356,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         attention_window_size=20,
         block_types=["recurrent", "attention", "recurrent"],
         logits_soft_cap=4.0,
-        lru_width=96,
+        lru_width=48,
         pad_token_id=0,
         tie_word_embeddings=True,
     ),

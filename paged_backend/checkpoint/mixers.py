@@ -231,8 +231,8 @@ class Mamba2Shape:
         dt_limits: the smallest and the largest time step.
         normed: whether the result has a norm for each group of heads.
         norm_before_gate: whether the norm is computed before the gates multiply.
-        factors: factors on the gates, values, B, C and time steps that the first linear layer
-            computes; empty for none.
+        factors: factors on the gates, values, B, C and time steps of the first linear layer; empty
+            for none.
     """
 
     name: str = "mamba"

@@ -14,6 +14,7 @@ from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.loader import load_model
+from paged_backend.models.states import StatePool, StateSpec
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cpu.platform import CpuPlatform
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
@@ -51,6 +52,9 @@ def run_steps(model: Model, attention: AttentionBackend, tokens: list[Tensor]) -
             slot_mappings=torch.cat(slots, dim=1).long().unbind(),
             positions=torch.cat(positions).int(),
             num_decodes=0,
+            state_slots=torch.tensor(
+                [(seq + 1 if done[seq] else 0, seq + 1) for seq in active]
+            ).int(),
         )
         ids = [tokens[seq][done[seq] : done[seq] + counts[seq]] for seq in active]
         hidden = model.forward(torch.cat(ids), attention, meta, torch.arange(int(ends[-1])))
@@ -71,7 +75,11 @@ def _spec(model: Model, dtype: torch.dtype = torch.float32) -> KVCacheSpec:
 
 
 def make_backend(model: Model, platform: Platform) -> AttentionBackend:
-    return platform.attention(_spec(model, platform.dtype), NUM_BLOCKS)
+    attention = platform.attention(_spec(model, platform.dtype), NUM_BLOCKS)
+    if model.state_layers and platform.state_functions is not None:
+        states = StateSpec(tuple(model.state_layers), num_slots=1 + len(LENGTHS))
+        attention.states = StatePool(states, platform.state_functions, platform.device)
+    return attention
 
 
 @pytest.mark.parametrize("platform", PLATFORMS, ids=["cpu", "torch"])
@@ -85,7 +93,7 @@ def test_logits_equal_those_of_transformers(
     vocab_size = model.config.vocab_size
     tokens = [torch.randint(vocab_size, (length,), generator=generator) for length in LENGTHS]
     with torch.no_grad():
-        expected = [reference(ids.unsqueeze(0)).logits[0] for ids in tokens]
+        expected = [reference(ids.unsqueeze(0), use_cache=False).logits[0] for ids in tokens]
     logits = run_steps(model, make_backend(model, platform), tokens)
     for ours, theirs in zip(logits, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
@@ -122,7 +130,7 @@ def test_bfloat16_is_near(family: str, tmp_path: Path) -> None:
     model = load(tmp_path, platform)
     tokens = [torch.arange(length) for length in LENGTHS]
     with torch.no_grad():
-        expected = [reference(ids.unsqueeze(0)).logits[0] for ids in tokens]
+        expected = [reference(ids.unsqueeze(0), use_cache=False).logits[0] for ids in tokens]
     logits = run_steps(model, make_backend(model, platform), tokens)
     for ours, theirs in zip(logits, expected, strict=True):
         assert ours.dtype == torch.float32
@@ -139,7 +147,7 @@ def test_quantized_heads_have_the_order_of_the_kernels(
     model = load_model(EngineConfig(quantization=quantization), config, None, tmp_path, platform)
     tokens = [1 + torch.arange(length) for length in LENGTHS]
     with torch.no_grad():
-        expected = [reference(ids.unsqueeze(0)).logits[0] for ids in tokens]
+        expected = [reference(ids.unsqueeze(0), use_cache=False).logits[0] for ids in tokens]
     logits = run_steps(model, make_backend(model, platform), tokens)
     for ours, theirs in zip(logits, expected, strict=True):
         assert torch.nn.functional.cosine_similarity(ours, theirs).mean() > 0.97
