@@ -73,6 +73,15 @@ format in the checkpoint, and cannot have an adapter. The KV cache has 16 or 32 
 divide the heads, and each keeps whole rows. Layers of a checkpoint that predict more tokens of a
 step (`num_nextn_predict_layers`) are not loaded.
 """
+STATES = """
+Hybrids (Qwen3-Next, Qwen 3.5, LFM2, Granite 4, Bamba, Falcon-H1, Nemotron-H, OLMo Hybrid, Jamba,
+RecurrentGemma) have layers that keep one state for each sequence, of a size that does not grow with
+the text. States have slots in a pool, which takes at most half of the cache's memory. The prefix
+cache keeps the state after every `mamba_block_size` tokens and at the end of prompts
+([options](options.md)), and a prefix counts as cached up to the last state that is still there. On
+a GPU, prompts are computed row by row in these layers, which takes long; it has not been measured.
+Several ranks, speculation and adapters are refused for these models.
+"""
 FALLBACK = """
 ## Models that transformers computes
 
@@ -130,7 +139,7 @@ def main() -> None:
     """Print the page."""
     print(HEAD + NATIVE)
     print("\n".join(_table(FAMILIES)))
-    print(LATENT + FALLBACK)
+    print(LATENT + STATES + FALLBACK)
     print("\n".join(_table(FALLBACKS)))
     print(ENCODER)
     print("\n".join(_encoders()))

@@ -257,7 +257,7 @@ class NumberFormat(NamedTuple):
 
 NUMBER_FORMATS = {
     # The weights are dequantized as they are loaded: all that follows is float32.
-    "gptq-4": NumberFormat(_stored(*FORMATS["gptq-4"]), 2e-6, 2e-5),
+    "gptq-4": NumberFormat(_stored(*FORMATS["gptq-4"]), 2e-6, 4e-5),
     "awq": NumberFormat(_stored(*FORMATS["awq"]), 2e-6, 2e-5),
     # peft rounds to the same int8 numbers, but for a few that lie between two of them: errors of
     # float32 decide which one is nearer, and the next layers follow.
