@@ -43,6 +43,7 @@ from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.layers import Kernels, register_linear_method
 from paged_backend.models.linear import LinearSpec
+from paged_backend.models.states import StateLayer
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.outputs import FinishReason
@@ -86,6 +87,7 @@ class ToyModel:
             for index in range(config.num_layers)
         ]
         self.attention_layers = [layer.attention.layer for layer in self._layers]
+        self.state_layers: list[StateLayer] = []  # no layer keeps a state for each sequence
         shape = (config.vocab_size, config.hidden_size)
         self._embedding = torch.empty(shape, dtype=kernels.dtype, device=kernels.device)
         self._norm = torch.empty(config.hidden_size, dtype=kernels.dtype, device=kernels.device)
