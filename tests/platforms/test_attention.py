@@ -308,3 +308,9 @@ def test_bytes_of_a_block() -> None:
     group = KVCacheGroup(None, tuple(range(8)))
     spec = KVCacheSpec((group,), KVSizes(4, 64, 64), 16, torch.float32)
     assert spec.bytes_per_block == 2 * 8 * 4 * 64 * 16 * 4
+
+
+def test_heads_that_the_cpus_kernels_cannot_read_are_refused() -> None:
+    spec = KVCacheSpec(GROUPS, KVSizes(2, 12, 12), 16, torch.float32)
+    with pytest.raises(ConfigError, match="head_dim must be a multiple of 8 .*, got 12"):
+        CpuAttention(spec, 4)

@@ -18,9 +18,12 @@ from paged_backend.platforms.cpu.layers import norm_heads
 from paged_backend.platforms.cpu.memory import zeros
 from paged_backend.platforms.cpu.softmax import LOWEST
 from paged_backend.platforms.cpu.vector_attention import vector_kernels
+from paged_backend.values.errors import ConfigError
 
 _LOG2E = math.log2(math.e)
 _NO_WINDOW = 1 << 40
+HEAD_DIM_STEP = 8
+"""The kernels read the numbers of a head in groups of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,9 @@ class CpuAttention(AttentionBackend):
         spec: the shape and format of the pool.
         num_blocks: its number of blocks.
         amx: compute on AMX units, which needs bf16 numbers and a shape that `fits`.
+
+    Raises:
+        ConfigError: the kernels cannot read heads of this size.
     """
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, *, amx: bool = False) -> None:
@@ -53,6 +59,11 @@ class CpuAttention(AttentionBackend):
         self._num_blocks = num_blocks
         self._write, self._attend = amx_kernels() if amx else vector_kernels(spec.dtype)
         num_heads, head_dim, _ = spec.sizes
+        if head_dim % HEAD_DIM_STEP:
+            raise ConfigError(
+                f"head_dim must be a multiple of {HEAD_DIM_STEP} for the kernels of a CPU, got "
+                f"{head_dim}"
+            )
         numbers = head_dim * spec.block_size
         shape = spec.group_size, num_blocks, num_heads, numbers
         self._keys, self._values = (zeros(shape, spec.dtype) for _ in range(2))
