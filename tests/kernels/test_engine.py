@@ -414,9 +414,9 @@ def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
 
         return replay
 
-    def launch(output):
+    def launch(output, guide=None):
         launched.append(output)
-        return launch_step(output)
+        return launch_step(output, guide)
 
     launch_step, engine.executor.launch = engine.executor.launch, launch
     decodes = [StepShape.decodes(3), StepShape.decodes(5)]
