@@ -160,6 +160,17 @@ ENDS_IN_ANOTHER_ORDER = [
     _added("b", [1], 1, n=2),
 ]
 
+# Two tenants have received the same service, one of them with a weight of 3.
+EQUAL_SERVICE = [
+    _added("b", [8, 9, 10, 40], 11, n=2),
+    ("step", 4),
+    _added("", [1], 1),
+    _added("", [1], 1),
+    ("step", 1),
+    _added("", [*range(1, 22)], 1),
+    _added("b", [15, 16, 17, 18], 1),
+]
+
 
 @settings(max_examples=HISTORIES, deadline=None)
 @given(
@@ -170,6 +181,7 @@ ENDS_IN_ANOTHER_ORDER = [
     async_scheduling=st.booleans(),
 )
 @example(ENDS_IN_ANOTHER_ORDER, 35, (None, 6), 11, False)
+@example(EQUAL_SERVICE, 0, (None,), 4, False)
 def test_continued_decodes_are_the_steps_of_slices(
     actions, extra_blocks, windows, budget, async_scheduling
 ):

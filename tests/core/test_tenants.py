@@ -9,6 +9,7 @@ from engine_without_model import EngineWithoutModel, expected_tokens, make_reque
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from paged_backend.core.fairness.tenant_queue import Account
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
 
@@ -319,3 +320,14 @@ def test_weights_that_cannot_be_read_are_refused_by_name(text, problem):
     with pytest.raises(ConfigError, match="option tenant_weights") as refused:
         EngineConfig(tenant_weights=text)
     assert problem in str(refused.value) and len(str(refused.value)) < 250
+
+
+def test_costs_that_are_charged_together_count_the_same() -> None:
+    """To the last bit: else the order of tenants would depend on it."""
+    together, one_by_one = Account(3.0), Account(3.0)
+    for account in (together, one_by_one):
+        account.counter = 0.1
+    together.charge(7 * 2)
+    for _ in range(7):
+        one_by_one.charge(2)
+    assert together.counter == one_by_one.counter == 0.1 + 14 / 3.0

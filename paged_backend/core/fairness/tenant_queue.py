@@ -32,14 +32,27 @@ MAX_DEBTORS = 256
 class Account:
     """The counter of the service that one tenant received, and its waiting sequences."""
 
-    __slots__ = ("_order", "counter", "num_open", "waiting", "weight")
+    __slots__ = ("_cost", "_initial", "_order", "num_open", "waiting", "weight")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
-        self.counter = 0.0  # cost of the service divided by the weight, plus the initial counter
+        self._initial = 0.0  # see `counter`
+        self._cost = 0
         self.num_open = 0  # requests that wait or run
         self.waiting: dict[int, Sequence] = {}  # by seq_id
         self._order = LazyHeap[int](lambda seq_id: (seq_id, 0) if seq_id in self.waiting else None)
+
+    @property
+    def counter(self) -> float:
+        """The cost of the service divided by the weight, plus an initial counter.
+
+        Costs are added up exactly, so that it does not matter which of them are charged together.
+        """
+        return self._initial + self._cost / self.weight
+
+    @counter.setter
+    def counter(self, initial: float) -> None:
+        self._initial, self._cost = initial, 0
 
     @property
     def key(self) -> Key | None:
@@ -59,7 +72,7 @@ class Account:
 
     def charge(self, cost: int) -> None:
         """Add the cost of computed tokens, divided by the tenant's weight, to the counter."""
-        self.counter += cost / self.weight
+        self._cost += cost
 
 
 class TenantQueue:
