@@ -142,10 +142,10 @@ def test_block_counts_and_tokens_are_right_after_any_history(
 
 
 def _added(
-    tenant: str, prompt: list[int], max_tokens: int, n: int = 1, salt: str = ""
+    tenant: str, prompt: list[int], max_tokens: int, n: int = 1, salt: str = "", priority: int = 0
 ) -> tuple[str, object]:
     fields = {"prompt": prompt, "max_tokens": max_tokens, "n": n, "salt": salt, "seed": 0}
-    fields |= {"ignore_eos": False, "priority": 0, "tenant": tenant, "prompt_logprobs": None}
+    fields |= {"ignore_eos": False, "priority": priority, "tenant": tenant, "prompt_logprobs": None}
     return "add", fields
 
 
@@ -165,7 +165,7 @@ EQUAL_SERVICE = [
     _added("b", [8, 9, 10, 40], 11, n=2),
     ("step", 4),
     _added("", [1], 1),
-    _added("", [1], 1),
+    _added("", [1], 1, priority=1),
     ("step", 1),
     _added("", [*range(1, 22)], 1),
     _added("b", [15, 16, 17, 18], 1),
