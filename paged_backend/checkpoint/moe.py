@@ -44,19 +44,19 @@ class Routing:
         num_experts_per_tok: the number of chosen experts.
         scoring: computes their weights.
         norm_topk_prob: whether the weights are divided by their sum.
-        norm_offset: added to this sum.
         scale: factor on the weights, after that.
         biased: whether the router has a bias for each expert, which is added to scores only.
         groups: None if a row chooses among all experts.
+        norm_offset: added to the sum of the weights.
     """
 
     num_experts_per_tok: int
     scoring: Scoring = Scoring.SOFTMAX
     norm_topk_prob: bool = False
-    norm_offset: float = 0.0
     scale: float = 1.0
     biased: bool = False
     groups: ExpertGroups | None = None
+    norm_offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

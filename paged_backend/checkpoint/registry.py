@@ -116,10 +116,14 @@ ARCHITECTURES = {
 
 
 # The names of the same models without their output layers.
-_BASE_NAMES = {"Gemma3TextModel": "Gemma3ForCausalLM"} | {
+_TEXT_MODELS = {
+    name.replace("ForCausalLM", "TextModel"): name
+    for name in ("Gemma3ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+}
+_BASE_NAMES = _TEXT_MODELS | {
     name.replace("ForCausalLM", "Model"): name
     for name in ARCHITECTURES
-    if name != "Gemma3ForCausalLM"
+    if name not in _TEXT_MODELS.values()
 }
 
 

@@ -8,9 +8,16 @@ from collections.abc import Container
 # Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables.
 _IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
 # How names begin in checkpoints that leave out the prefix.
-_BASE_NAMES = "embed_tokens.", "layers.", "norm."
+_BASE_NAMES = (
+    *("embed_tokens.", "layers.", "norm."),
+    *("embedding_norm.", "final_layernorm.", "final_norm.", "norm_f."),  # families' last norms
+)
 # Other prefixes, of Nemotron-H, and names of modules, of OLMo Hybrid.
-_OTHER_PREFIXES = {"backbone.embeddings.": "model.embed_tokens.", "backbone.": "model."}
+_OTHER_PREFIXES = {
+    "backbone.embeddings.": "model.embed_tokens.",
+    "embeddings.weight": "model.embed_tokens.weight",
+    "backbone.": "model.",
+}
 _OTHER_MODULES = {
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",

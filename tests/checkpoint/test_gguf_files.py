@@ -175,11 +175,11 @@ def test_no_file(tmp_path: Path) -> None:
 # Files whose header is sound, of a model with another one's keys or tensors
 
 
-def tiny(path: Path, family: str = "llama3") -> GgufModel:
+def tiny(path: Path, family: str = "llama3", head_dim: int = 4) -> GgufModel:
     """A file being written, with a vocabulary of bytes."""
     tokenizer = byte_level_bpe()
     sizes = {"vocab_size": tokenizer.get_vocab_size(), "hidden_size": 32, "intermediate_size": 32}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": head_dim}
     overrides = {**sizes, **heads, "num_hidden_layers": 2}
     model = make_checkpoint(family, path.parent / "float", **overrides)
     file = GgufModel(path, model).config()
@@ -272,7 +272,7 @@ def test_models(change: Callable[[GgufModel], None], problem: str, tmp_path: Pat
 def test_a_file_says_how_it_is_pooled(
     number: int | None, pooling: tuple[str, bool] | None, tmp_path: Path
 ) -> None:
-    file = tiny(tmp_path / "m.gguf")
+    file = tiny(tmp_path / "m.gguf", head_dim=16)
     with_key("llama.pooling_type", number)(file)
     file.close()
     found = make_engine(tmp_path / "m.gguf").executor.info.pooling
