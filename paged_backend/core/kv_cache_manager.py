@@ -110,10 +110,6 @@ class KVCacheManager:
         """
         return num_tokens if self.states is None else self.states.cut(seq, start, num_tokens)
 
-    def advance_state(self, seq: Sequence, num_tokens: int) -> list[tuple[int, int]]:
-        """Return the slots that a step reads and writes for a sequence; empty without states."""
-        return [] if self.states is None else [self.states.advance(seq, num_tokens)]
-
     def rewind(self, seq: Sequence) -> None:
         """Go back to a state of a sequence that the step in flight did not change.
 

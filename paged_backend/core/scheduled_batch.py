@@ -148,7 +148,7 @@ class ScheduledBatch:
     # For each sequence, the slots of the states that it reads and writes; empty if no layer keeps
     # a state.
     state_slots: list[tuple[int, int]] = field(default_factory=list)
-    guide: DraftGuide | None = None  # tells what the draft model may draw; None: everything
+    guide: DraftGuide | None = None  # the tokens that the draft model may draw; None: all
 
     @property
     def adapters(self) -> list[str]:

@@ -28,8 +28,8 @@ class StateSlots:
     Args:
         layout: the number of slots and the tokens between checkpoints.
         block_size: tokens of a block.
-        key_of: the key of the block of a sequence that ends at a position, if the prefix cache is
-            on; None otherwise, and then there are no checkpoints.
+        key_of: function that returns the key of the block of a sequence that ends at a position;
+            None without a prefix cache, so that there are no checkpoints.
 
     Attributes:
         pool: allocates the slots.

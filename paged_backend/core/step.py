@@ -146,13 +146,10 @@ class StepBuilder:
 
     def _advance_states(self, kv: KVCacheManager) -> list[tuple[int, int]]:
         """Return the slots of the states that the sequences of the step read and write."""
-        slots: list[tuple[int, int]] = []
-        if kv.states is not None:
-            for seq in self.continued:
-                slots += kv.advance_state(seq, 1)
-            for seq, num_tokens in self.slices():
-                slots += kv.advance_state(seq, num_tokens)
-        return slots
+        if kv.states is None:
+            return []
+        slots = [kv.states.advance(seq, 1) for seq in self.continued]
+        return slots + [kv.states.advance(seq, num_tokens) for seq, num_tokens in self.slices()]
 
     def _continue(self) -> ContinuedDecodes:
         """Return what the worker needs to continue decodes."""

@@ -78,7 +78,7 @@ class StoredDecoder:
         if self.is_reranker:
             refuse_stages(ranks, "for a model that scores pairs of texts")
         if config.variant.state_mixers:
-            refuse_with_states(options, ranks, platform)
+            refuse_with_states(options, ranks)
         has_output_layer = config.has_output_layer and pooling is None
         config = replace(config, has_output_layer=has_output_layer)
         by_expert = options.enable_expert_parallel

@@ -37,7 +37,7 @@ class _ReadFrom:
 
 
 class RankAdapters:
-    """The adapters of the first rank, which tells the others of each change.
+    """The adapters of the first rank, which sends each change to the other ranks.
 
     The first rank reads an adapter on any thread. The others read it between two steps, from the
     same folder, and must find the same weights. See `AdapterStore`.

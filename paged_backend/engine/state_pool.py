@@ -7,7 +7,6 @@ from dataclasses import replace
 from paged_backend.engine.loaded_model import refuse_stages, refuse_tensor_ranks
 from paged_backend.models.division import Ranks
 from paged_backend.models.states import StateSpec
-from paged_backend.platforms.base import Platform
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import MIN_STATE_SLOTS, num_state_slots
@@ -16,14 +15,12 @@ from paged_backend.values.options.scheduling import StepLimits
 _WITH_STATES = "for a model with layers that keep a state for each sequence"
 
 
-def refuse_with_states(options: EngineConfig, ranks: Ranks, platform: Platform) -> None:
-    """Check that a model with states has what the options and the platform ask for.
+def refuse_with_states(options: EngineConfig, ranks: Ranks) -> None:
+    """Check that a model with states has what the options ask for.
 
     Raises:
         ConfigError: it has not.
     """
-    if platform.state_functions is None:
-        raise option_error("device", f"can only be cpu {_WITH_STATES}")
     refuse_tensor_ranks(ranks, _WITH_STATES)
     refuse_stages(ranks, _WITH_STATES)
     if options.speculative_config is not None:

@@ -141,7 +141,7 @@ class Executor(Protocol):
 
         Args:
             output: the step.
-            guide: tells what the worker's draft model may draw. It may be ignored, because guesses
-                change no token.
+            guide: the tokens that the worker's draft model may draw. It may be ignored, because
+                guesses change no token.
         """
         ...

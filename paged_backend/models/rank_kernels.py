@@ -135,7 +135,7 @@ class SummedLinear(_Divided[LinearMethod]):
 
     @property
     def _sums_ranks(self) -> bool:
-        """Whether the part itself adds up the parts of all ranks."""
+        """True if the part itself adds up the parts of all ranks."""
         return isinstance(self._part, QuantizedLinear) and self._part.sums_ranks
 
     def add_to(self, out: Tensor, x: Tensor) -> None:

@@ -97,8 +97,8 @@ class Platform(PlatformKernels, Protocol):
         ...
 
     @property
-    def state_functions(self) -> StateFunctions | None:
-        """The functions on states of sequences; None if the platform has none."""
+    def state_functions(self) -> StateFunctions:
+        """The functions on states of sequences."""
         ...
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:

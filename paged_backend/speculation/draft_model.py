@@ -20,8 +20,8 @@ _DECAY, _DECAY_OF_ALL = 1 / 8, 1 / 64
 _SHARE = 1 / 50
 _MAX_SAVED, _MAX_DEBT = 10, 40  # steps without drafts
 _LIKELY = 0.95  # a sequence with right drafts is tried again if drafts of this chance would pay
-# The time of a step without drafts is measured again after so many times this time. Only the second
-# of two such steps counts, because drafts leave other numbers in the caches.
+# A step without drafts is measured again after the time of this many such steps. Only the second of
+# two in a row counts, because drafts leave other numbers in the caches.
 _REFRESH = 100
 _REST = 16  # steps without a plan if drafts did not pay, because a plan takes time, too
 _HORIZON = 256  # tokens for which a sequence is assumed to go on at most

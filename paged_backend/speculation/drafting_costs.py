@@ -55,7 +55,7 @@ class DraftingCosts:
         self._plain: dict[int, StepCosts] = {}  # by the bit length of the number of tokens
         self._verified = StepCosts()
         self._passes = StepCosts()
-        self._catch_up_s = 0.0  # for a token
+        self._catch_up_s = 0.0  # seconds to catch up by one token
         self._num_seen: Counter[tuple[str, int]] = Counter()
 
     def observe_plain(self, seconds: float, num_tokens: int) -> None:
@@ -200,7 +200,7 @@ def _most_worth(
 ) -> float:
     """Return how many tokens more than their cost the drafts give, if all are equally likely.
 
-    They are no less likely than any of `chances`. This takes less time than arrays.
+    The likelihood is the largest of `chances`. Plain numbers take less time here than arrays.
 
     Args:
         chances: as of `DraftingCosts.plan`.

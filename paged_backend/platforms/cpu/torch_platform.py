@@ -54,7 +54,7 @@ class TorchPlatform:
         self.default_limits = CPU_LIMITS
         self.layers: LayerFunctions = layers
         self.low_rank: LowRankFactory | None = None
-        self.state_functions: StateFunctions | None = state_functions
+        self.state_functions: StateFunctions = state_functions
         self.drafting_runner: DraftingRunnerFactory | None = drafting_runner
         self.weight_forms = (WeightForm.W8A8_INT8,)
         self.product_experts = partial(ProductExperts, activate=swiglu_of_rows)
@@ -111,7 +111,7 @@ class TorchPlatform:
         compile_draws()
         compile_token_masks()
         attention = self.attention(spec, num_blocks)
-        if spec.states is not None and self.state_functions is not None:
+        if spec.states is not None:
             attention.states = StatePool(spec.states, self.state_functions, self.device)
         return self._make_runner(model, attention, spec, limits, config, context)
 

@@ -64,7 +64,7 @@ class GpuPlatform:
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self.product_experts: ProductExperts | None = None
-        self.state_functions: StateFunctions | None = state_functions
+        self.state_functions: StateFunctions = state_functions
         self.drafting_runner: DraftingRunnerFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)
@@ -153,7 +153,7 @@ class GpuPlatform:
         context: StepContext | None = None,
     ) -> GpuModelRunner:
         attention = self.attention(spec, num_blocks)
-        if spec.states is not None and self.state_functions is not None:
+        if spec.states is not None:
             attention.states = StatePool(spec.states, self.state_functions, self.device)
         return GpuModelRunner(
             model,
