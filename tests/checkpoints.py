@@ -379,12 +379,21 @@ _FALLBACKS: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
     "bitnet": {},
+    "bloom": {"num_attention_heads": 6, "hidden_size": 96, "seq_length": 512},
+    "codegen": {"rotary_dim": 8, "n_positions": 512},
     "cohere": {},
     "cohere2": _MIXED,
     "cwm": {**_HEADS, **_MIXED},
     "ernie4_5": _HEADS,
     "ernie4_5_moe": {**_EXPERTS, "moe_layer_start_index": 1, "moe_layer_end_index": 2},
     "exaone4": _MIXED,
+    "falcon": {},
+    "falcon-alibi": {"model_type": "falcon", "alibi": True, "multi_query": False},
+    "falcon-groups": {
+        "model_type": "falcon",
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+    },
     "flex_olmo": _EXPERTS,
     "gemma": _HEADS,
     "glm": _HEADS,
@@ -392,6 +401,7 @@ _FALLBACKS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "gpt_bigcode": {},
     "gpt_neox": {},
+    "gptj": {"rotary_dim": 8, "n_positions": 512},
     "granitemoe": _EXPERTS,
     "granitemoeshared": _EXPERTS,
     "helium": _HEADS,
@@ -400,6 +410,7 @@ _FALLBACKS: dict[str, dict[str, Any]] = {
     "jetmoe": {**_EXPERTS, "kv_channels": 16},
     "minimax_m2": {**_EXPERTS, **_HEADS, "rotary_dim": 8},
     "modernbert-decoder": {**_MIXED, "local_attention": 20},
+    "mpt": {"n_heads": 6, "d_model": 96, "max_seq_len": 512},
     "nemotron": {},
     "olmo": {},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
@@ -408,8 +419,10 @@ _FALLBACKS: dict[str, dict[str, Any]] = {
     "phimoe": _EXPERTS,
     "seed_oss": _HEADS,
     "solar_open": {**_EXPERTS, **_HEADS},
+    "stablelm": _heads(4, 2),
     "starcoder2": {"sliding_window": 20},
     "vaultgemma": {**_HEADS, "sliding_window": 20, "query_pre_attn_scalar": 16},
+    "xglm": {"attention_heads": 4, "ffn_dim": 96, "num_layers": 3, "d_model": 64},
 }
 FALLBACKS = tuple(_FALLBACKS)
 
@@ -444,6 +457,8 @@ def make_checkpoint(
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0, 0.2)
+    if config.model_type == "falcon":
+        model.config._attn_implementation = "sdpa"  # "eager" adds the biases of positions twice
     torch.set_rng_state(state)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model.eval()

@@ -26,7 +26,6 @@ from paged_backend.values.errors import ConfigError
 ROOT = Path(__file__).parents[1]
 # Models of transformers that are known not to work, by their types; with what their sizes need.
 REFUSED: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("bloom", "codegen", "falcon", "gptj", "mpt", "stablelm", "xglm"), {}),
     **dict.fromkeys(("kimi_linear", "mamba", "minimax", "rwkv"), {}),
     "llama4_text": {},
     "diffllama": {},
@@ -47,7 +46,7 @@ TINY = {
 HEAD = """# Supported models
 
 `tests/models_page.py` has written this page. For each row it made a small checkpoint with random
-weights and the whole structure of the model, and compared greedy tokens with those of transformers
+weights and the whole structure of the model, and compared greedy tokens with the tokens of transformers
 in float32, token for token:
 
 - **batch**: 32 mixed requests at once;
@@ -87,14 +86,16 @@ FALLBACK = """
 
 `model_impl` ([options](options.md)) is `transformers` for them, by default. Attention goes through
 the paged KV cache. On a CPU, linear layers are our products; experts are not. Quantized checkpoints
-of these models and embeddings are not supported, and their steps run without graphs. Other
-causal language models of transformers may work, too: before such a model serves, its logits are
-compared with those of its own attention, and a model that fails is refused.
+of these models and embeddings are not supported, and their steps run without graphs. Biases of
+positions (ALiBi: BLOOM, MPT, some of Falcon) are 8 more numbers of each key, and 8 bits cannot hold
+them, so the KV cache has 16 or 32 bits. Other
+causal language models of transformers may also work: before such a model serves, its logits are
+compared with the logits of its own attention, and a model that fails is refused.
 """
 ENCODER = """
 ## Encoders
 
-transformers computes them, too, and they make [embeddings](protocols.md#embeddings): pooled by the
+transformers also computes them, and they make [embeddings](protocols.md#embeddings): pooled by the
 mean, the first token (cls) or the last one. Each row was compared with transformers in float32, to
 1e-5, in a batch of 12 prompts and in smaller ones. A step computes whole prompts, without a KV
 cache. Code in a checkpoint is never run, and quantized checkpoints are not supported.
@@ -102,20 +103,29 @@ cache. Code in a checkpoint is never run, and quantized checkpoints are not supp
 SIZES = """
 ## Context length
 
-`max_model_len` is by default the length that `config.json` gives, and may be lower. The length is
+`max_model_len` is by default the length that `config.json` gives, and may be lower; the default of
+LongRoPE is the original length instead, see below. The length is
 `max_position_embeddings`, unless the type of scaling in `rope_scaling` or `rope_parameters` (there
 `type` or `rope_type`) changes it:
 
 | type | length |
 |---|---|
 | `linear`, `yarn` | `factor` times the original length |
-| `dynamic` | the same: longer sequences, whose frequencies would change, are refused |
+| `dynamic` | the same: longer sequences are refused, because their frequencies would change |
 | `llama3`, `longrope`, `su` | the same, as it includes the scaling |
 
 The original length is `original_max_position_embeddings`, or else `max_position_embeddings`. A
 `max_position_embeddings` that includes the scaling, or is below the original length, counts itself;
-that of Gemma 3 always does. `longrope` of a model that transformers computes ends at the original
-length, because its frequencies beyond depend on the batch. Encoders end at the `max_seq_length` of
+Gemma 3 always does.
+
+LongRoPE (`longrope`, `su`: Phi-3 mini 128k, Phi-3.5, Phi-4 mini) has two sets of frequencies. Up to
+the original length, which is the default, the short ones are used, as transformers does for short
+texts. With a longer `max_model_len` the long ones are used for all sequences, because the keys in
+the cache cannot change when a sequence grows, and answers to short prompts differ a little. For a
+model that transformers computes, the original length is the limit: its frequencies beyond depend on
+the batch.
+
+Encoders end at the `max_seq_length` of
 sentence-transformers, or else, if their positions are absolute, at the `model_max_length` of the
 tokenizer.
 
@@ -124,7 +134,10 @@ tokenizer.
 Sizes in `config.json` have limits: 1,024 layers, 4,096 experts of a layer and 131,072 of a model,
 4,096 heads of 4,096 numbers, a `hidden_size` of 2^18, an MLP of 2^22, 2^23 tokens, and 2^24
 positions. They are compared with the headers of the weights before memory is taken for the model.
-`silu` and `swish` are one activation, and so are `gelu_pytorch_tanh`, `gelu_new`, `gelu_fast`,
+If `tie_word_embeddings` is true and the files hold a `lm_head.weight` that differs from the
+embedding, it is used, as in transformers, and a warning is logged. Tied weights may also be stored
+as `lm_head.weight` alone. `silu` and `swish` are one
+activation, and so are `gelu_pytorch_tanh`, `gelu_new`, `gelu_fast`,
 `gelu_accurate` and `gelu_python_tanh`.
 """
 REFUSALS = """
@@ -133,6 +146,8 @@ REFUSALS = """
 | type | message |
 |---|---|
 """
+
+TEXTS = HEAD, NATIVE, LATENT, STATES, FALLBACK, ENCODER, SIZES, REFUSALS
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from checkpoints import FALLBACKS, FAMILIES
 from encoders import ENCODERS
+from models_page import TEXTS
 
 from paged_backend.cli.options_page import options_page
 
@@ -44,6 +45,7 @@ def test_the_page_of_models_has_each_one_and_all_passed() -> None:
     text = (ROOT / "docs" / "models.md").read_text()
     rows = re.findall(r"^\| (\S+) \| `\w+` \| (.*) \|$", text, re.MULTILINE)
     assert [name for name, _ in rows] == [*FAMILIES, *FALLBACKS, *ENCODERS]
+    assert [part for part in TEXTS if part.strip() not in text] == []
     assert {marks for _, marks in rows} == {"yes | yes | yes | yes", "yes | yes | yes"}
 
 

@@ -70,7 +70,7 @@ def load_fallback_config(checkpoint: Path) -> FallbackConfig:
     architecture = _find_class(file)
     config = read_auto_config(checkpoint, file).get_text_config(decoder=True)
     vocab_size = find_integer(file, config, "vocab_size", MAX_VOCAB_SIZE)
-    positions = find_integer(file, config, "max_position_embeddings", MAX_POSITIONS)
+    positions = _positions(file, config)
     sections = _rope_sections(file, config)
     longest = context_length(sections, positions)
     return FallbackConfig(
@@ -82,6 +82,20 @@ def load_fallback_config(checkpoint: Path) -> FallbackConfig:
         dtype=DTYPES[read_dtype(file)],
         eos_token_ids=read_eos_token_ids(checkpoint, file, vocab_size),
         file=file,
+    )
+
+
+def _positions(file: ConfigFile, config: Any) -> int:
+    """Return the longest text of a model, which MPT and BLOOM give by keys of other names.
+
+    Most files of BLOOM give no length. It was trained with 2,048 tokens.
+    """
+    usual = "max_position_embeddings"
+    for key in (usual, "max_seq_len", "seq_length"):
+        if getattr(config, key, None) is not None:
+            return find_integer(file, config, key, MAX_POSITIONS)
+    return (
+        2048 if config.model_type == "bloom" else find_integer(file, config, usual, MAX_POSITIONS)
     )
 
 

@@ -94,6 +94,8 @@ class AttentionLayer:
         k_scale: [num_kv_heads] float32, the checkpoint's scale of keys that are stored in 8 bits:
             key = stored key * scale. None if the checkpoint has none.
         v_scale: the same for values.
+        has_positions: whether a key ends with its position, see `models.alibi`; 8 bits cannot hold
+            it.
         reader: the layer that reads the result, which may be in any form that it reads; None for
             the form that every layer reads.
     """
@@ -110,6 +112,7 @@ class AttentionLayer:
     sinks: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    has_positions: bool = False
     reader: LinearMethod | None = None
 
     @property

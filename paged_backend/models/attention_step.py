@@ -20,7 +20,8 @@ class AttentionStep(Protocol):
             q: [1, num_heads, num_tokens, head_dim].
             k: [1, num_kv_heads, num_tokens, head_dim].
             v: the same.
-            options: the other arguments: scaling, sliding_window, softcap, s_aux ...
+            options: the other arguments: scaling, sliding_window, softcap, s_aux ...; and
+                `alibi_slopes` [num_heads] float32, see `models.alibi`
 
         Returns:
             [1, num_tokens, num_heads, head_dim].

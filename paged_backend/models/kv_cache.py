@@ -58,14 +58,16 @@ def kv_cache_format(
 
     Raises:
         ConfigError: the platform does not support the dtype, or some layers lack scales, or they
-            keep latent vectors and the dtype has 8 bits.
+            keep latent vectors or positions and the dtype has 8 bits.
     """
     if option == "auto":
         return KVCacheFormat(supported[0])
     heads = [layer for layer in layers if isinstance(layer, AttentionLayer)]
-    if len(heads) < len(layers) and option != "bfloat16":
+    latent = len(heads) < len(layers)
+    if option != "bfloat16" and (latent or any(layer.has_positions for layer in heads)):
+        kind = "latent attention" if latent else "attention with biases of positions (ALiBi)"
         raise ConfigError(
-            f"latent attention cannot have a KV cache in {option}; option kv_cache_dtype can be "
+            f"{kind} cannot have a KV cache in {option}; option kv_cache_dtype can be "
             "bfloat16, or auto if the checkpoint asks for nothing else"
         )
     if option == "bfloat16":

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from paged_backend.models.alibi import COLUMNS, MAX_POSITIONS, with_columns
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.attention_step import AttentionStep
 from paged_backend.values.errors import ConfigError
@@ -49,9 +50,14 @@ class PagedStep:
     ) -> Tensor:
         """See `AttentionStep.attend`."""
         layer = self.layers[module.layer_idx]
+        head_dim, dtype = q.shape[-1], q.dtype
+        slopes = options.get("alibi_slopes")
+        if slopes is not None:
+            q, k, v = with_columns(q, k, v, slopes, layer.scale, self.meta.positions)
         qkv = torch.cat((q, k, v), dim=1)[0].transpose(0, 1).flatten(1)
         out = self.backend.attend(layer, qkv, self.meta)
-        return out.view(1, -1, layer.num_heads, layer.head_dim).to(q.dtype)
+        heads = out.view(1, -1, layer.num_heads, layer.head_dim)
+        return heads[..., :head_dim].to(dtype)
 
 
 class LayerFinder:
@@ -84,6 +90,12 @@ class LayerFinder:
 
     def _layer(self, index: int, q: Tensor, k: Tensor, options: dict[str, Any]) -> AttentionLayer:
         head_dim = q.shape[-1]
+        scale = options.get("scaling") or head_dim**-0.5
+        has_positions = options.get("alibi_slopes") is not None
+        if has_positions:
+            head_dim += COLUMNS
+            if self._max_model_len > MAX_POSITIONS:
+                raise _refused(f"its biases of positions end at {MAX_POSITIONS} tokens")
         # transformers has rotated the heads: cosines of 1 and sines of 0 leave them as they are.
         table = torch.zeros(self._max_model_len, head_dim, device=q.device)
         table[:, : head_dim // 2] = 1
@@ -93,11 +105,12 @@ class LayerFinder:
             q.shape[1],
             k.shape[1],
             head_dim,
-            scale=options.get("scaling") or head_dim**-0.5,
+            scale=scale,
             cos_sin_cache=table,
             window=options.get("sliding_window"),
             softcap=options.get("softcap"),
             sinks=None if sinks is None else sinks.detach().float(),
+            has_positions=has_positions,
         )
 
     def layers(self, config: Any) -> list[AttentionLayer]:
@@ -128,7 +141,7 @@ def _refused(reason: str) -> ConfigError:
     return ConfigError(f"the model cannot use the paged KV cache: {reason}")
 
 
-def _attention(
+def attention(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -136,8 +149,9 @@ def _attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
+    """Compute attention as transformers' registered functions do; see `AttentionStep.attend`."""
     options["attention_mask"] = attention_mask
     return _step.get().attend(module, query, key, value, options), None
 
 
-AttentionInterface.register(NAME, _attention)
+AttentionInterface.register(NAME, attention)

@@ -18,6 +18,11 @@ from paged_backend.models.division import ONE_RANK, Division, Group, Ranks
 from paged_backend.models.loader import decoder_max_model_len
 from paged_backend.models.rank_kernels import RankKernels
 from paged_backend.models.states import StateLayer
+from paged_backend.models.transformers_adapters import (
+    adapt,
+    adapters_of,
+    prepare_falcon,
+)
 from paged_backend.models.transformers_attention import NAME, LayerFinder, PagedStep, attend_with
 from paged_backend.models.transformers_check import (
     AttentionKernels,
@@ -78,7 +83,12 @@ class TransformersModel:
         """Find the attention layers by a forward pass."""
         finder = LayerFinder(self.max_model_len)
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=self._model.device)
-        self._model.set_attn_implementation(NAME)
+        forwards = adapters_of(type(self._model).__name__)
+        if forwards is None:
+            self._model.set_attn_implementation(NAME)
+        else:
+            adapt(self._model, forwards)
+            self._model.config._attn_implementation = NAME
         with attend_with(finder):
             self._call(tokens, torch.arange(2, device=tokens.device))
         layers = finder.layers(self._model.config.get_text_config(decoder=True))
@@ -152,6 +162,7 @@ def load_transformers_model(
     max_model_len = decoder_max_model_len(options, config)
     check_rope(model.config.get_text_config(decoder=True), config.architecture, max_model_len)
     loaded = TransformersModel(config, max_model_len, model)
+    prepare_falcon(model)
     prompts = check_prompts(config.vocab_size, max_model_len)
     group, pipeline = ranks.tensor, ranks.pipeline
     if pipeline is not None:
@@ -201,7 +212,8 @@ def _check_kind(model: Any) -> None:
     config = model.config.get_text_config(decoder=True)
     reasons = {
         "it has a recurrent state": getattr(model, "_is_stateful", False),
-        "it computes attention by itself": not getattr(model, "_supports_attention_backend", False),
+        "it computes attention by itself": not getattr(model, "_supports_attention_backend", False)
+        and adapters_of(type(model).__name__) is None,
         "it attends to chunks": getattr(config, "attention_chunk_size", None) is not None,
         "its layers share keys and values": getattr(config, "num_kv_shared_layers", 0),
         "it has an encoder": getattr(config, "is_encoder_decoder", False),
