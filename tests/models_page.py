@@ -46,8 +46,8 @@ TINY = {
 HEAD = """# Supported models
 
 `tests/models_page.py` has written this page. For each row it made a small checkpoint with random
-weights and the whole structure of the model, and compared greedy tokens with the tokens of transformers
-in float32, token for token:
+weights and the whole structure of the model, and compared greedy tokens with the tokens of
+transformers in float32, token for token:
 
 - **batch**: 32 mixed requests at once;
 - **chunks**: a budget of tokens that cuts every prompt;

@@ -96,9 +96,9 @@ def _falcon_parts(module: Any, fused: Tensor) -> Parts:
     if module.new_decoder_architecture or module.multi_query:
         # Groups of queries, each with its key and its value.
         groups = module.num_kv_heads
-        heads = fused.unflatten(-1, (groups, -1, module.head_dim))
+        heads = fused.view(*fused.shape[:2], groups, -1, module.head_dim)
         return heads[..., :-2, :].flatten(2, 3), heads[..., -2, :], heads[..., -1, :]
-    q, k, v = fused.unflatten(-1, (module.num_heads, 3, module.head_dim)).unbind(3)
+    q, k, v = fused.view(*fused.shape[:2], module.num_heads, 3, module.head_dim).unbind(3)
     return q, k, v
 
 
