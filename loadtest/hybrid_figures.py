@@ -133,7 +133,7 @@ def main() -> None:
     options = parser.parse_args()
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as name:
-        model = make_model(Path(name) / "next", NEXT)
+        model = make_model(Path(name) / "next", NEXT).to(getattr(torch, options.dtype))
         engine = make_engine(Path(name) / "next", options.dtype)
         for turn in range(options.rounds + 1):  # the first one compiles kernels
             prompts = [make_prompt(64, rng) for _ in range(NUM_SEQS)]
