@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,11 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+import torch
 from lora_oracle import ATTENTION, LoraOracle, answer_of, lora_options, run_requests
 from oracle import make_engine
 from ranks_in_threads import make_ranks_engine, torch_threads_restored
+from safetensors.torch import load_file, save_file
 
 from paged_backend.engine.engine import Engine
 from paged_backend.values.errors import ConfigError
@@ -51,6 +54,53 @@ def test_tokens_are_those_of_merged_models(
         oracle.folder, **lora_options(oracle, **STEPS), tensor_parallel_size=num_ranks
     )
     oracle.confirm(requests, run_requests(engine, requests))
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        pytest.param("llama3", {"pipeline_parallel_size": 2}, id="stages"),
+        pytest.param("qwen3", {"pipeline_parallel_size": 3}, id="three stages"),
+        pytest.param(
+            "llama3", {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, id="stages of two"
+        ),
+    ],
+)
+def test_stages_have_the_adapters_of_their_layers(
+    family: str, layout: dict[str, object], tmp_path: Path
+) -> None:
+    oracle = LoraOracle(family, tmp_path, num_hidden_layers=3)
+    requests = oracle.requests(12, 60, 16)
+    options = lora_options(oracle, **STEPS) | {"max_loras": 2, "max_cpu_loras": 2}
+    engine = make_ranks_engine(oracle.folder, **options, **layout)
+    for worker in engine.executor.workers:
+        slots = getattr(worker.adapters, "_own", worker.adapters)
+        layers, names = slots.stage.layers, slots.sizes
+        assert names and all(int(name.split(".")[2]) in layers for name in names)
+    oracle.confirm(requests, run_requests(engine, requests))
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_each_stage_checks_its_layers(layer: int, tmp_path: Path) -> None:
+    """What one stage refuses is refused; a layer that no stage has is refused, too."""
+    oracle = LoraOracle("llama3", tmp_path, num_hidden_layers=2)
+    options = {"enable_lora": True, "max_lora_rank": 16, "runtime_lora_folder": str(tmp_path)}
+    engine = make_ranks_engine(oracle.folder, **options, **STEPS, pipeline_parallel_size=2)
+    lora = numbered(oracle.modules)["adapter-0"]
+    file = Path(lora.lora_path) / "adapter_model.safetensors"
+    tensors = load_file(file)
+    if layer < 2:
+        module, problem = "self_attn.q_proj", r"has the shape \[4, 3\]; the model and the rank ask"
+    else:
+        module, problem = "self_attn.q_proj", "is no module that can have an adapter"
+    name = f"base_model.model.model.layers.{layer}.{module}.lora_"
+    save_file(
+        tensors | {f"{name}A.weight": torch.zeros(4, 3), f"{name}B.weight": torch.zeros(64, 4)},
+        file,
+    )
+    engine.adapters.start_loading("a load", lora)
+    prefix = "^rank 1: " if layer == 1 else f"^{tmp_path}"
+    assert re.search(f"{prefix}.*{problem}", loaded(engine))
 
 
 @pytest.mark.parametrize(
