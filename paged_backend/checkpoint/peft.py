@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,13 +78,20 @@ class Adapter:
     modules: Mapping[str, LowRank]
 
 
-def read_adapter(folder: Path, sizes: Mapping[str, ModuleSizes], max_rank: int) -> Adapter:
+def read_adapter(
+    folder: Path,
+    sizes: Mapping[str, ModuleSizes],
+    max_rank: int,
+    is_elsewhere: Callable[[str], bool] = lambda name: False,
+) -> Adapter:
     """Read an adapter, and check it against the model.
 
     Args:
         folder: the folder that PEFT has saved.
-        sizes: the sizes of all modules of the model that can have adapters, by their names.
+        sizes: the sizes of all modules here that can have adapters, by their names.
         max_rank: the largest rank.
+        is_elsewhere: whether another stage has the module of a name. That stage checks its weights;
+            here, they are a part of the digest only.
 
     Raises:
         ConfigError: a file is missing or damaged, or the adapter does not fit; the message names
@@ -98,13 +105,19 @@ def read_adapter(folder: Path, sizes: Mapping[str, ModuleSizes], max_rank: int) 
             problem += f"; {PICKLED} is pickled, and is not read: save it with safe_serialization"
         raise ConfigError(problem)
     modules: dict[str, LowRank] = {}
+    digest = hashlib.sha256()
     with open_tensors(file) as tensors:
-        for name in _modules_of(file, tensors.keys()):
-            if name not in sizes:
+        names = _modules_of(file, tensors.keys())
+        for name in names:
+            found = sizes.get(name)
+            if found is None and not is_elsewhere(name):
                 raise ConfigError(f"{file}: {shorten(name)} is no module that can have an adapter")
-            modules[name] = _read_module(file, tensors, name, sizes[name], config, max_rank)
-    config.check_targets(modules)
-    return Adapter(_digest(modules), modules)
+            weights = _read_module(file, tensors, name, found, config, max_rank)
+            _add_to_digest(digest, name, weights)
+            if found is not None:
+                modules[name] = weights
+    config.check_targets(names)
+    return Adapter(digest.hexdigest(), modules)
 
 
 def check_inside(root: Path, folder: Path) -> Path:
@@ -147,19 +160,29 @@ def _modules_of(file: Path, names: list[str]) -> list[str]:
 
 
 def _read_module(
-    file: Path, tensors: Any, module: str, sizes: ModuleSizes, config: _Config, max_rank: int
+    file: Path,
+    tensors: Any,
+    module: str,
+    sizes: ModuleSizes | None,
+    config: _Config,
+    max_rank: int,
 ) -> LowRank:
+    """Read the weights of a module; its sizes are not checked if they are not known here."""
     rank = config.rank_of(module)
     if rank > max_rank:
         raise ConfigError(
             f"{config.file}: r is {rank} for {module}; at most max_lora_rank ({max_rank})"
         )
-    shapes = {"A": (rank, sizes.inputs), "B": (sizes.outputs, rank)}
+    shapes: dict[str, tuple[int, int] | None] = {"A": None, "B": None}
+    if sizes is not None:
+        shapes = {"A": (rank, sizes.inputs), "B": (sizes.outputs, rank)}
     weights: list[Tensor] = []
     for letter, shape in shapes.items():
         name = f"base_model.model.{module}.lora_{letter}.weight"
         found = tuple(tensors.get_slice(name).get_shape())
-        if found != shape:
+        if shape is None and len(found) != 2:
+            raise ConfigError(f"{file}: {name} has the shape {list(found)}; it must be a matrix")
+        if shape is not None and found != shape:
             raise ConfigError(
                 f"{file}: {name} has the shape {list(found)}; the model and the rank ask for "
                 f"{list(shape)}"
@@ -172,13 +195,10 @@ def _read_module(
     return LowRank(a, b * config.scale_of(module))
 
 
-def _digest(modules: Mapping[str, LowRank]) -> str:
-    state = hashlib.sha256()
-    for name, weights in modules.items():
-        for tensor in weights:
-            state.update(f"{name} {list(tensor.shape)} ".encode())
-            state.update(tensor.numpy().tobytes())
-    return state.hexdigest()
+def _add_to_digest(digest: hashlib._Hash, name: str, weights: LowRank) -> None:
+    for tensor in weights:
+        digest.update(f"{name} {list(tensor.shape)} ".encode())
+        digest.update(tensor.numpy().tobytes())
 
 
 class _Config:
@@ -211,7 +231,7 @@ class _Config:
         rank, alpha = self.rank_of(module), _find(module, self._alphas, self._alpha)
         return alpha / (math.sqrt(rank) if self._uses_rslora else rank)
 
-    def check_targets(self, modules: Mapping[str, LowRank]) -> None:
+    def check_targets(self, modules: Collection[str]) -> None:
         """Check that each target module has weights.
 
         Raises:

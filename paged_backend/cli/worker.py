@@ -6,7 +6,11 @@ import argparse
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from paged_backend.cli.options import Subparsers
 from paged_backend.values.errors import option_error
@@ -15,6 +19,10 @@ from paged_backend.values.log import LEVELS, log_to_stderr
 from paged_backend.values.nodes import Nodes, read_key
 from paged_backend.values.options.nodes import NodeOptions
 from paged_backend.values.validation import check_fields
+
+_SIGNALS = {signal.SIGTERM: 0, signal.SIGINT: 130}  # each with the exit status
+_AGAIN_S = 0.25  # between two deliveries of a signal to the main thread
+_END_S = 10.0  # after which the process ends without cleaning up
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -53,9 +61,49 @@ def run(args: argparse.Namespace) -> int:
         raise option_error("node_rank", "must be 1 or more: node 0 runs paged-backend serve")
     key = read_key(options, os.environ)
     log_to_stderr(args.log_level)
-    # As the first process of a container, it would not end by itself.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _end_at_signals()
 
     from paged_backend.engine.node import run_node
 
     run_node(nodes, key, args.joined_file)
+
+
+def _end_at_signals() -> None:
+    """Let SIGTERM and SIGINT end this process within seconds, whatever it does.
+
+    A handler is needed for SIGTERM, which the first process of a container would otherwise ignore.
+    But Python calls it on the main thread only, between two instructions: not while the thread
+    waits in a system call, if the signal came right before it or reached another thread. And in a
+    destructor, the exception that it raises is lost. So another thread reads from the pipe to which
+    Python writes each signal, and makes sure that the main thread has heard it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in _SIGNALS:
+        signal.signal(number, _end)
+    threading.Thread(target=_insist, args=(reader,), name="signals", daemon=True).start()
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave the main thread's code; while it cleans up, further signals have no effect."""
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(0)
+
+
+def _insist(reader: int) -> NoReturn:
+    """Wait for a signal, and send it to the main thread until the process ends; then end it.
+
+    The kernel ends ranks with this process.
+    """
+    number = signal.Signals(os.read(reader, 1)[0])
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    deadline = time.monotonic() + _END_S
+    while time.monotonic() < deadline:
+        time.sleep(_AGAIN_S)
+        signal.pthread_kill(main_thread, number)
+    os._exit(_SIGNALS[number])

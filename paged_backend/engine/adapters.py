@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Set
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from paged_backend.checkpoint.peft import check_inside
 from paged_backend.core.compiling import WAIT_S, Progress
+from paged_backend.engine.reading_thread import ReadingThread
 from paged_backend.executor.base import AdapterStore, ReadAdapter
 from paged_backend.values.errors import ConfigError, InvalidRequest
 from paged_backend.values.lora import NOT_ENABLED, LoRARequest
@@ -43,6 +45,7 @@ class Adapters:
         store: holds the adapters in memory; None for an engine without adapters.
         max_in_memory: how many it holds.
         in_use: returns the digests of the adapters that unfinished requests have.
+        exchange: exchanges messages with other ranks, on which the end of a reading may depend.
         runtime_folder: the folder that has all adapters that `load` has not read; None for none.
     """
 
@@ -51,11 +54,13 @@ class Adapters:
         store: AdapterStore | None,
         max_in_memory: int,
         in_use: Callable[[], set[str]],
+        exchange: Callable[[], None],
         runtime_folder: Path | None = None,
     ) -> None:
         self._store = store
         self._max_in_memory = max_in_memory
         self._in_use = in_use
+        self._exchange = exchange
         self._runtime_folder = runtime_folder
         self._own: set[LoRARequest] = set()  # `load` has read them
         self._digests: dict[LoRARequest, str] = {}  # digests of those in memory
@@ -63,7 +68,7 @@ class Adapters:
         self._waiting: dict[str, LoadingRequest] = {}  # by request_id, in the order of arrival
         self._loading: dict[str, LoRARequest] = {}  # by load_id
         self._reading: dict[LoRARequest, Future[ReadAdapter]] = {}
-        self._reader = ThreadPoolExecutor(1, "adapters") if store is not None else None
+        self._reader = ReadingThread() if store is not None else None
 
     # --- adapters -------------------------------------------------------------------------
 
@@ -76,7 +81,13 @@ class Adapters:
         """
         if lora in self._digests:
             return
-        adapter = self._enabled.read(Path(lora.lora_path))
+        store = self._enabled
+        assert self._reader is not None
+        reading = self._reader.submit(partial(_read, store, Path(lora.lora_path)))
+        while not reading.done():
+            self._exchange()
+            wait_for([reading], WAIT_S)
+        adapter = reading.result()
         self._own.add(lora)
         self._place(lora, adapter)  # otherwise it is read again when there is room
 
@@ -203,9 +214,10 @@ class Adapters:
             assert self._reader is not None
             folder = Path(lora.lora_path)
             if own:
-                reading = self._reader.submit(_read, store, folder)
+                reading = self._reader.submit(partial(_read, store, folder))
             else:
-                reading = self._reader.submit(_read_inside, store, folder, self._runtime_folder)
+                root = self._runtime_folder
+                reading = self._reader.submit(partial(_read_inside, store, folder, root))
             self._reading[lora] = reading
         return reading
 

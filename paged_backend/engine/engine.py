@@ -135,6 +135,7 @@ class Engine:
             config.num_adapters_in_memory,
             # Not a method of this engine, which a cycle of references would keep alive.
             partial(_adapters_in_use, self.scheduler, self._compiling),
+            executor.check,
             None if config.runtime_lora_folder is None else Path(config.runtime_lora_folder),
         )
         for lora in numbered(config.lora_modules or {}).values():
@@ -220,7 +221,8 @@ class Engine:
         computes while the next step is scheduled.
         """
         outputs = self._add_loaded() + self._add_compiled() + self.scheduler.end_early()
-        if not (self.scheduler.has_unfinished or self._in_flight):
+        if self._is_idle:
+            self.executor.check()  # with adapters that several ranks read
             return outputs
         started_s = time.monotonic()
         output = self.scheduler.schedule()

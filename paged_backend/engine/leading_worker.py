@@ -104,7 +104,7 @@ class LeadingWorker(Worker):
             EngineDead: another rank has ended.
         """
         message = encode(output)
-        self._others.send(message)
+        self._others.send_step(message)
         with self._others.reasons():
             return _LeadingStep(self._others, message, super().launch(output))
 

@@ -11,10 +11,12 @@ from typing import Any, Protocol
 import zmq
 
 from paged_backend.engine.node_sockets import Context
+from paged_backend.engine.rank_adapters import Readings
 from paged_backend.executor.messages import (
     GroupOpened,
     ModelLoaded,
     StoreValue,
+    decode_answer,
     decode_from_loading_rank,
     encode,
 )
@@ -61,6 +63,9 @@ class OtherRanks:
         context: the maker of the sockets; it is closed with them.
         parts: the connections.
         timeout_s: how long the ranks may take to answer.
+
+    Attributes:
+        readings: adapters that the ranks read.
     """
 
     def __init__(self, context: Context, parts: Sequence[Ranks], timeout_s: float) -> None:
@@ -72,6 +77,7 @@ class OtherRanks:
             for source in part.sources:
                 self._poller.register(source, zmq.POLLIN)
         ranks = [rank for part in parts for rank in part.ranks]
+        self.readings = Readings(ranks)
         self._unopened, self._unloaded = set(ranks), set(ranks)
         self._values: deque[StoreValue] = deque()  # that this rank has not read
         # Digests of steps that have arrived, by rank.
@@ -143,6 +149,11 @@ class OtherRanks:
         for part in self._parts:
             part.send(message)
 
+    def send_step(self, message: bytes) -> None:
+        """Send the message that begins a step; raises like `send`."""
+        self._send_orders()
+        self.send(message)
+
     def compare(self, expected: bytes) -> None:
         """Compare the digest of the oldest step that was not compared yet.
 
@@ -157,8 +168,13 @@ class OtherRanks:
                 raise EngineDead(f"rank {rank} has computed another result than rank 0")
 
     def check(self) -> None:
-        """Raise EngineDead if a rank has ended."""
+        """Exchange what there is about readings, between two steps.
+
+        Raises:
+            EngineDead: a rank has ended.
+        """
         if not self._unloaded:  # else a message may be one that `_handle` waits for
+            self._send_orders()
             for part in self._parts:
                 self._keep(part.receive())
         for part in self._parts:
@@ -180,6 +196,7 @@ class OtherRanks:
 
     def close(self) -> None:
         """End all ranks."""
+        self.readings.close()
         for part in self._parts:
             part.close()
         self._context.destroy(linger=0)
@@ -197,7 +214,15 @@ class OtherRanks:
 
     def _keep(self, messages: list[tuple[int, bytes]]) -> None:
         for rank, message in messages:
-            self._answers[rank].append(message)
+            answer = decode_answer(message)
+            if isinstance(answer, bytes):
+                self._answers[rank].append(answer)
+            else:
+                self.readings.note(rank, answer)
+
+    def _send_orders(self) -> None:
+        for order in self.readings.take_orders():
+            self.send(order)
 
     def _receive(self, deadline: float, late: int) -> list[tuple[int, bytes]]:
         """Wait for messages for a moment at most, and return them.

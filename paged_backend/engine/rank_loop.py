@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 import zmq
 
 from paged_backend.core.scheduler_output import PendingOutput, SchedulerOutput
-from paged_backend.engine.rank_adapters import follow
+from paged_backend.engine.rank_adapters import FollowingAdapters
 from paged_backend.engine.worker import Worker
 from paged_backend.executor.messages import (
     GroupOpened,
@@ -85,19 +85,36 @@ def load(socket: zmq.Socket[bytes], rank: int) -> Worker:
 def serve(socket: zmq.Socket[bytes], worker: Worker) -> NoReturn:
     """Run each step that arrives, and send its digest."""
     steps: deque[_Step] = deque()  # two at most: a device computes one while another is launched
+    adapters = None if worker.adapters is None else FollowingAdapters(worker.adapters)
     while True:
         if steps and (len(steps) > 1 or not socket.poll(0)):
             step = steps.popleft()
             socket.send(digest(step.output, step.masks, step.pending.result()))
             continue
-        output = socket.recv()
+        output = _next_order(socket, adapters)
         order = decode_order(output)
         if not isinstance(order, SchedulerOutput):
-            follow(worker.adapters, order)
+            assert adapters is not None
+            adapters.follow(order)
             continue
         launched = worker.launch(order)
         masks = socket.recv()
         steps.append(_Step(output, masks, launched.sample(decode_masks(masks))))
+
+
+def _next_order(socket: zmq.Socket[bytes], adapters: FollowingAdapters | None) -> bytes:
+    """Wait for a message from the first rank, and send what was read meanwhile."""
+    if adapters is None:
+        return socket.recv()
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(adapters.ready, zmq.POLLIN)
+    while True:
+        for answer in adapters.take_answers():
+            socket.send(answer)
+        if socket.poll(0):
+            return socket.recv()
+        poller.poll()
 
 
 def run(folder: Path, rank: int) -> int:

@@ -62,11 +62,23 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag=True):
     problem: str | None
 
 
-class PutAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Tells a rank to hold a LoRA adapter from the next step on."""
+class StartReading(msgspec.Struct, frozen=True, tag=True):
+    """Tells a rank to read a LoRA adapter on a thread, while steps go on."""
 
+    number: int  # the number of the reading
     folder: str
-    digest: str  # the digest of its weights
+
+
+class ForgetReading(msgspec.Struct, frozen=True, tag=True):
+    """Tells a rank that it will not be asked for what it has read."""
+
+    number: int
+
+
+class PutAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Tells a rank to hold a LoRA adapter that it has read, from the next step on."""
+
+    number: int
 
 
 class DropAdapter(msgspec.Struct, frozen=True, tag=True):
@@ -75,8 +87,17 @@ class DropAdapter(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-AdapterChange = PutAdapter | DropAdapter
-_CHANGE = b"\xc1"  # no value begins with this byte in MessagePack
+class ReadingDone(msgspec.Struct, frozen=True, tag=True):
+    """Says what a rank has read; the message is longer than the digest of a step."""
+
+    number: int
+    digest: str  # the digest of the weights
+    problem: str  # why the adapter cannot be read; empty if it was
+
+
+AdapterOrder = StartReading | ForgetReading | PutAdapter | DropAdapter
+_ADAPTERS = b"\xc1"  # no value begins with this byte in MessagePack
+_DIGEST_BYTES = 4
 FromLoadingRank = StoreValue | GroupOpened | ModelLoaded
 
 decode_join = msgspec.msgpack.Decoder(JoinGroup).decode
@@ -84,20 +105,29 @@ decode_first = msgspec.msgpack.Decoder(LoadModel | JoinRefused).decode
 decode_load_model = msgspec.msgpack.Decoder(LoadModel).decode
 decode_from_loading_rank = msgspec.msgpack.Decoder(FromLoadingRank).decode
 decode_from_first_rank = msgspec.msgpack.Decoder(StoreValue | GroupOpened).decode
-_decode_change = msgspec.msgpack.Decoder(AdapterChange).decode
+_decode_adapter_order = msgspec.msgpack.Decoder(AdapterOrder).decode
+_decode_reading_done = msgspec.msgpack.Decoder(ReadingDone).decode
 
 
-def encode_change(change: AdapterChange) -> bytes:
-    """Encode a change of adapters, which comes between two steps."""
-    return _CHANGE + encode(change)
+def encode_adapter_order(order: AdapterOrder) -> bytes:
+    """Encode something to do with adapters, which comes between two steps."""
+    return _ADAPTERS + encode(order)
 
 
-def decode_order(message: bytes) -> SchedulerOutput | AdapterChange:
-    """Decode what the first rank wants done: a step, or a change of adapters before it."""
-    if message[:1] == _CHANGE:
-        change: AdapterChange = _decode_change(message[1:])
-        return change
+def decode_order(message: bytes) -> SchedulerOutput | AdapterOrder:
+    """Decode what the first rank wants done: a step, or something with adapters before it."""
+    if message[:1] == _ADAPTERS:
+        order: AdapterOrder = _decode_adapter_order(message[1:])
+        return order
     return decode_scheduler_output(message)
+
+
+def decode_answer(message: bytes) -> bytes | ReadingDone:
+    """Decode what a rank sends while it serves: the digest of a step, or what it has read."""
+    if len(message) == _DIGEST_BYTES:
+        return message
+    done: ReadingDone = _decode_reading_done(message)
+    return done
 
 
 def own_version() -> str:
@@ -106,7 +136,7 @@ def own_version() -> str:
         version = importlib.metadata.version("paged-backend")
     except importlib.metadata.PackageNotFoundError:
         version = "from its source"
-    messages = LoadModel | FromLoadingRank | AdapterChange
+    messages = LoadModel | FromLoadingRank | AdapterOrder | ReadingDone
     types = [SchedulerOutput, TokenMasks, ModelRunnerOutput, messages]
     schemas = msgspec.json.schema_components(types)
     options = sorted(spec.name for spec in fields(EngineConfig))
@@ -124,4 +154,4 @@ def digest(output: bytes, masks: bytes, result: ModelRunnerOutput) -> bytes:
     """
     check = zlib.crc32(masks, zlib.crc32(output))
     check = zlib.crc32(encode((result.token_ids, result.pooled)), check)
-    return check.to_bytes(4, "big")
+    return check.to_bytes(_DIGEST_BYTES, "big")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paged_backend.checkpoint.peft import Adapter, LowRank, ModuleSizes, read_adapter
 from paged_backend.checkpoint.shares import Share
+from paged_backend.checkpoint.stages import Stage, layer_of
 from paged_backend.models.linear import LinearSpec
 from paged_backend.models.low_rank import LowRankProduct
 from paged_backend.models.step_context import StepContext
@@ -22,12 +23,16 @@ class AdapterSlots:
         context: knows the slot of each adapter.
         num_slots: the number of adapters that the layers hold at once.
         max_rank: the largest rank of an adapter.
+
+    Attributes:
+        stage: the part of the model that has the layers; None if that is all of it.
     """
 
     def __init__(self, context: StepContext, num_slots: int, max_rank: int) -> None:
         self.context = context
         self.num_slots = num_slots
         self.max_rank = max_rank
+        self.stage: Stage | None = None
         self._layers: list[tuple[LinearSpec, LowRankProduct]] = []
         self._free = list(reversed(range(num_slots)))
 
@@ -48,7 +53,7 @@ class AdapterSlots:
 
     def read(self, folder: Path) -> Adapter:
         """Read and check an adapter on any thread, so that `put` has little to do."""
-        adapter = read_adapter(folder, self.sizes, self.max_rank)
+        adapter = read_adapter(folder, self.sizes, self.max_rank, self._is_elsewhere)
         prepared: dict[str, LowRank] = {}
         for spec, product in self._layers:
             parts = product.prepared([_ordered(adapter, spec, part) for part in spec.parts])
@@ -56,6 +61,13 @@ class AdapterSlots:
                 if weights is not None:
                     prepared[spec.full_name(part)] = weights
         return replace(adapter, modules=prepared)
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Return whether another stage has the module of a name."""
+        layer = layer_of(f"{name}.")
+        if self.stage is None or layer is None or layer in self.stage.layers:
+            return False
+        return layer < self.stage.num_layers
 
     def put(self, adapter: object) -> None:
         """Put an adapter that was read into a free slot, between two steps."""

@@ -173,8 +173,8 @@ class PlatformKernels(Kernels, Protocol):
         ...
 
     @property
-    def low_rank(self) -> LowRankFactory | None:
-        """Makes the products of LoRA adapters; None if the platform has none."""
+    def low_rank(self) -> LowRankFactory:
+        """Makes the products of LoRA adapters."""
         ...
 
     @property

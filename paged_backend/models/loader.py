@@ -92,6 +92,7 @@ def load_model(
     if (pipeline := ranks.pipeline) is not None:
         part = replace(part, stage=stage_of(part.num_layers, pipeline.rank, pipeline.size))
     if adapters is not None:
+        adapters.stage = part.stage
         model_kernels = _with_adapters(model_kernels, kernels, adapters, part, division)
     model = build_model(part, max_model_len, model_kernels)
     parameters: Mapping[str, Parameter] = model.parameters()
@@ -120,16 +121,7 @@ def _with_adapters(
     config: ModelConfig,
     division: Division | None,
 ) -> LoraKernels:
-    """Return kernels with adapters on the layers of a model.
-
-    Raises:
-        ConfigError: the platform has no products for them.
-    """
-    if platform.low_rank is None:
-        raise option_error(
-            "enable_lora",
-            "can only be true on a GPU, or on a CPU with the dtype float32 or bfloat16",
-        )
+    """Return kernels with adapters on the layers of a model."""
     last_layer = f"model.layers.{config.num_layers - 1}"
     return LoraKernels(model_kernels, platform.low_rank, adapters, last_layer, division)
 

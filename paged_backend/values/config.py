@@ -64,14 +64,7 @@ class EngineConfig(
         self.check_scheduling()
         self.check_reporting()
         self._check_engines()
-        self._check_adapters()
         self._check_draft_model()
-
-    def _check_adapters(self) -> None:
-        """Refuse options that an engine with LoRA adapters cannot have."""
-        stages = self.pipeline_parallel_size
-        if self.enable_lora and stages > 1:
-            raise option_error("enable_lora", f"can only be true for one stage; got {stages}")
 
     def _check_draft_model(self) -> None:
         """Refuse a draft model of a model that several ranks compute."""

@@ -23,9 +23,11 @@ from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.executors import open_executor
 from paged_backend.engine.leading_worker import LeadingWorker
-from paged_backend.engine.rank_adapters import follow
+from paged_backend.engine.rank_adapters import FollowingAdapters, Readings
 from paged_backend.engine.worker import Worker
 from paged_backend.executor.messages import (
+    ReadingDone,
+    decode_answer,
     decode_masks,
     decode_order,
     digest,
@@ -118,6 +120,7 @@ class _Rank:
     def __init__(self, load: partial[Worker]) -> None:
         self.messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        self.adapters: FollowingAdapters | None = None
         Thread(target=self._run, args=(load,), daemon=True).start()
 
     def answer(self) -> bytes:
@@ -129,11 +132,14 @@ class _Rank:
     def _run(self, load: partial[Worker]) -> None:
         try:
             self.worker = worker = load()
+            if worker.adapters is not None:
+                self.adapters = FollowingAdapters(worker.adapters)
             self.answers.put(b"")
             while (output := self.messages.get()) is not None:
                 order = decode_order(output)
                 if not isinstance(order, SchedulerOutput):
-                    follow(worker.adapters, order)
+                    assert self.adapters is not None
+                    self.adapters.follow(order)
                     continue
                 launched = worker.launch(order)
                 masks = self.messages.get()
@@ -149,10 +155,15 @@ class _Others:
 
     def __init__(self, ranks: list[_Rank]) -> None:
         self.ranks = ranks
+        self.readings = Readings(range(1, len(ranks) + 1))
 
     def send(self, message: bytes | None) -> None:
         for rank in self.ranks:
             rank.messages.put(message)
+
+    def send_step(self, message: bytes) -> None:
+        self.check()
+        self.send(message)
 
     def compare(self, expected: bytes) -> None:
         for number, rank in enumerate(self.ranks, 1):
@@ -164,7 +175,14 @@ class _Others:
         yield
 
     def check(self) -> None:
-        """Do nothing: threads do not end by themselves."""
+        """Exchange what there is about adapters; threads do not end by themselves."""
+        for order in self.readings.take_orders():
+            self.send(order)
+        for number, rank in enumerate(self.ranks, 1):
+            for message in [] if rank.adapters is None else rank.adapters.take_answers():
+                answer = decode_answer(message)
+                assert isinstance(answer, ReadingDone)
+                self.readings.note(number, answer)
 
 
 class ThreadedRanks(LeadingWorker):

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+import re
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
+import torch
 from lora_oracle import ATTENTION, LoraOracle, answer_of, lora_options, run_requests
 from oracle import make_engine
 from ranks_in_threads import make_ranks_engine, torch_threads_restored
+from safetensors.torch import load_file, save_file
 
-from paged_backend.engine.rank_adapters import follow
-from paged_backend.executor.messages import DropAdapter, PutAdapter
+from paged_backend.engine.engine import Engine
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.lora import numbered
+from paged_backend.values.outputs import SequenceOutput
 
 STEPS = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "max_model_len": 128}
 
@@ -44,6 +54,53 @@ def test_tokens_are_those_of_merged_models(
         oracle.folder, **lora_options(oracle, **STEPS), tensor_parallel_size=num_ranks
     )
     oracle.confirm(requests, run_requests(engine, requests))
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        pytest.param("llama3", {"pipeline_parallel_size": 2}, id="stages"),
+        pytest.param("qwen3", {"pipeline_parallel_size": 3}, id="three stages"),
+        pytest.param(
+            "llama3", {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, id="stages of two"
+        ),
+    ],
+)
+def test_stages_have_the_adapters_of_their_layers(
+    family: str, layout: dict[str, object], tmp_path: Path
+) -> None:
+    oracle = LoraOracle(family, tmp_path, num_hidden_layers=3)
+    requests = oracle.requests(12, 60, 16)
+    options = lora_options(oracle, **STEPS) | {"max_loras": 2, "max_cpu_loras": 2}
+    engine = make_ranks_engine(oracle.folder, **options, **layout)
+    for worker in engine.executor.workers:
+        slots = getattr(worker.adapters, "_own", worker.adapters)
+        layers, names = slots.stage.layers, slots.sizes
+        assert names and all(int(name.split(".")[2]) in layers for name in names)
+    oracle.confirm(requests, run_requests(engine, requests))
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_each_stage_checks_its_layers(layer: int, tmp_path: Path) -> None:
+    """What one stage refuses is refused; a layer that no stage has is refused, too."""
+    oracle = LoraOracle("llama3", tmp_path, num_hidden_layers=2)
+    options = {"enable_lora": True, "max_lora_rank": 16, "runtime_lora_folder": str(tmp_path)}
+    engine = make_ranks_engine(oracle.folder, **options, **STEPS, pipeline_parallel_size=2)
+    lora = numbered(oracle.modules)["adapter-0"]
+    file = Path(lora.lora_path) / "adapter_model.safetensors"
+    tensors = load_file(file)
+    if layer < 2:
+        module, problem = "self_attn.q_proj", r"has the shape \[4, 3\]; the model and the rank ask"
+    else:
+        module, problem = "self_attn.q_proj", "is no module that can have an adapter"
+    name = f"base_model.model.model.layers.{layer}.{module}.lora_"
+    save_file(
+        tensors | {f"{name}A.weight": torch.zeros(4, 3), f"{name}B.weight": torch.zeros(64, 4)},
+        file,
+    )
+    engine.adapters.start_loading("a load", lora)
+    prefix = "^rank 1: " if layer == 1 else f"^{tmp_path}"
+    assert re.search(f"{prefix}.*{problem}", loaded(engine))
 
 
 @pytest.mark.parametrize(
@@ -91,22 +148,103 @@ def test_adapters_come_and_go_on_all_ranks(tmp_path: Path) -> None:
         oracle.confirm(requests, run_requests(engine, requests))
 
 
-def test_other_weights_on_another_rank_end_it(tmp_path: Path) -> None:
+@contextmanager
+def held(engine: Engine, rank: int) -> Iterator[Event]:
+    """Let a rank read adapters only after the event is set; it is set at the end."""
+    store, go_on = engine.executor.workers[rank].adapters, Event()
+    read = store.read
+
+    def read_later(folder: Path) -> object:
+        assert go_on.wait(60)
+        return read(folder)
+
+    store.read = read_later
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_no_step_waits_for_a_rank_that_still_reads(rank: int, tmp_path: Path) -> None:
+    oracle = LoraOracle("llama3", tmp_path, num_hidden_layers=1, num_key_value_heads=4)
+    options = lora_options(oracle, **STEPS) | {"max_loras": 1, "max_cpu_loras": 1}
+    engine = make_ranks_engine(oracle.folder, **options, tensor_parallel_size=4)
+    first, second = (request for request in oracle.requests(2, 20, 20))
+    first = oracle.with_adapter(first, "")
+    first = replace(first, params=replace(first.params, max_tokens=20, ignore_eos=True))
+    second = oracle.with_adapter(second, "adapter-0")
+    outputs: dict[str, list[SequenceOutput]] = {}
+    with held(engine, rank) as go_on:
+        engine.add_request(second)
+        engine.add_request(first)
+        while not any(output.finish_reason for output in outputs.get("0", ())):
+            for output in engine.step():
+                outputs.setdefault(output.request_id, []).append(output)
+        assert "1" not in outputs, "the adapter is used before all ranks have read it"
+        go_on.set()
+        while engine.has_unfinished:
+            for output in engine.step():
+                outputs.setdefault(output.request_id, []).append(output)
+    oracle.confirm([first, second], outputs)
+
+
+def loaded(engine: Engine) -> str:
+    """The problem of the only load, which is waited for."""
+    while not (ends := engine.adapters.take_loaded()):
+        engine.step()
+    (end,) = ends
+    return end.problem
+
+
+def test_what_one_rank_cannot_read_is_refused(tmp_path: Path) -> None:
     oracle = LoraOracle("llama3", tmp_path, num_hidden_layers=1)
-    store = make_engine(oracle.folder, enable_lora=True, **STEPS).executor.adapters
-    first, second, *_ = oracle.modules.values()
-    digests = [store.read(Path(folder)).digest for folder in (first, second)]
-    with pytest.raises(RuntimeError, match="has other weights here than on rank 0"):
-        follow(store, PutAdapter(first, digests[1]))
-    with pytest.raises(RuntimeError, match="an adapter cannot be read: .*adapter_config.json"):
-        follow(store, PutAdapter(str(tmp_path / "nowhere"), digests[0]))
-    follow(store, PutAdapter(first, digests[0]))
-    follow(store, DropAdapter(digests[0]))
+    options = {"enable_lora": True, "max_lora_rank": 16, "runtime_lora_folder": str(tmp_path)}
+    engine = make_ranks_engine(oracle.folder, **options, **STEPS, tensor_parallel_size=2)
+    store = engine.executor.workers[1].adapters
+    read, lora = store.read, numbered(oracle.modules)["adapter-0"]
+
+    def refuse(folder: Path) -> object:
+        raise ConfigError(f"{folder} is not here")
+
+    def fail(folder: Path) -> object:
+        raise OSError("a broken disk")
+
+    def read_another(folder: Path) -> object:
+        return read(folder.with_name("adapter-1"))
+
+    for reads, problem in (
+        (refuse, f"rank 1: {lora.lora_path} is not here"),
+        (fail, "rank 1: the adapter cannot be read: OSError"),
+        (read_another, f"{lora.lora_path} has other weights on rank 1 than on rank 0"),
+        (read, ""),
+    ):
+        store.read = reads
+        engine.adapters.start_loading("a load", lora)
+        assert loaded(engine) == problem
+    requests = oracle.requests(2, 20, 6)
+    oracle.confirm(requests, run_requests(engine, requests))
+
+
+def test_ranks_keep_nothing_that_is_not_used(tmp_path: Path) -> None:
+    """Neither what was refused nor what was put into the layers is kept as it was read."""
+    oracle = LoraOracle("llama3", tmp_path, num_hidden_layers=1)
+    options = lora_options(oracle, **STEPS) | {"max_loras": 1, "max_cpu_loras": 1}
+    engine = make_ranks_engine(oracle.folder, **options, tensor_parallel_size=2)
+    requests = oracle.requests(8, 20, 2)
+    oracle.confirm(requests, run_requests(engine, requests))
+    gc.collect()
+    engine.executor.check()
+    (following,) = (rank.adapters for rank in engine.executor._others.ranks)
+    deadline = time.monotonic() + 20
+    while following._readings and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not following._readings and not engine.executor._others.readings._open
 
 
 def test_processes_load_adapters(tmp_path: Path) -> None:
     oracle = LoraOracle("llama3", tmp_path, num_hidden_layers=1)
     requests = oracle.requests(6, 30, 8)
-    options = lora_options(oracle, **STEPS)
+    options = lora_options(oracle, **STEPS) | {"max_loras": 1, "max_cpu_loras": 1}
     engine = make_engine(oracle.folder, **options, tensor_parallel_size=2)
     oracle.confirm(requests, run_requests(engine, requests))

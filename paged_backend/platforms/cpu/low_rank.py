@@ -77,6 +77,11 @@ class CpuLowRank:
 
     def add_to(self, out: Tensor, x: Tensor, rows: AdapterRows) -> None:
         """Add the product of each row; see `LowRankProduct.add_to`."""
+        if out.dtype != torch.float32:  # the sums are rounded once
+            sums = out.float()
+            self.add_to(sums, x, rows)
+            out.copy_(sums)
+            return
         x = x.float().contiguous()
         tables = rows.slots, rows.order, rows.segments, rows.num_segments, self._table, self._parts
         sizes = len(x), x.shape[1], out.shape[1], len(self._parts)

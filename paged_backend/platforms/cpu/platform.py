@@ -14,7 +14,6 @@ from paged_backend.models.base import Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
-from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
 from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.cpu import amx_attention, bf16_linear, layers, state_functions
 from paged_backend.platforms.cpu.amx import has_amx
@@ -25,7 +24,6 @@ from paged_backend.platforms.cpu.graph_runner import CpuGraphRunner
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.latent import CpuLatentAttention
 from paged_backend.platforms.cpu.linear import GATED_OUTPUTS, CpuGatedLinear, CpuLinear
-from paged_backend.platforms.cpu.low_rank import CpuLowRank
 from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
@@ -54,7 +52,6 @@ class CpuPlatform(TorchPlatform):
         keep_freed_memory()
         self.layers = layers
         self.state_functions = state_functions
-        self.low_rank: LowRankFactory | None = _low_rank
         self.product_experts = partial(ProductExperts, activate=layers.activate)
         self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
@@ -150,8 +147,3 @@ class BFloat16Platform(CpuPlatform):
             return CpuLatentAttention(spec, num_blocks)
         amx = self._amx and spec.dtype == torch.bfloat16 and amx_attention.fits(spec)
         return CpuAttention(spec, num_blocks, amx=amx)
-
-
-def _low_rank(spec: LinearSpec, num_slots: int, max_rank: int) -> LowRankProduct:
-    """Make the product of a layer; an adapter takes as much memory as its rank needs."""
-    return CpuLowRank(spec, num_slots)

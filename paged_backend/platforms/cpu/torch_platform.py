@@ -16,7 +16,7 @@ from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
-from paged_backend.models.low_rank import LowRankFactory
+from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
 from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.models.states import StateFunctions, StatePool
 from paged_backend.models.step_context import StepContext
@@ -53,7 +53,7 @@ class TorchPlatform:
         self.kv_dtypes: Sequence[torch.dtype] = (dtype, torch.int8, torch.float8_e4m3fn)
         self.default_limits = CPU_LIMITS
         self.layers: LayerFunctions = layers
-        self.low_rank: LowRankFactory | None = None
+        self.low_rank: LowRankFactory = _low_rank
         self.state_functions: StateFunctions = state_functions
         self.drafting_runner: DraftingRunnerFactory | None = drafting_runner
         self.weight_forms = (WeightForm.W8A8_INT8,)
@@ -130,3 +130,13 @@ class TorchPlatform:
     def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
         """Make a model runner for an encoder."""
         return EncoderRunner(encoder)
+
+
+def _low_rank(spec: LinearSpec, num_slots: int, max_rank: int) -> LowRankProduct:
+    """Make the product of a layer; an adapter takes as much memory as its rank needs."""
+    # Only engines with adapters wait for its kernel to be compiled.
+    from paged_backend.platforms.cpu.low_rank import CpuLowRank
+    from paged_backend.platforms.cpu.threads import use_threads_of_torch
+
+    use_threads_of_torch()
+    return CpuLowRank(spec, num_slots)

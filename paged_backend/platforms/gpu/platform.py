@@ -68,9 +68,7 @@ class GpuPlatform:
         self.drafting_runner: DraftingRunnerFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)
-        self.low_rank: LowRankFactory | None = partial(
-            TritonLowRank, dtype=dtype, transfer=self._transfer
-        )
+        self.low_rank: LowRankFactory = partial(TritonLowRank, dtype=dtype, transfer=self._transfer)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""

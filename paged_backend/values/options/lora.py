@@ -20,8 +20,7 @@ class LoraOptions:
     enable_lora: bool = checked(
         False,
         Rule(bool),
-        "requests may name a LoRA adapter, which changes the model's answers; on a CPU with the "
-        "dtype float32 or bfloat16, or on a GPU",
+        "requests may name a LoRA adapter, which changes the model's answers",
     )
     max_loras: int = checked(
         8, Rule(int, 1, _MAX_ADAPTERS), "number of different adapters in one step"
