@@ -123,6 +123,19 @@ _LFM2 = {
 }
 
 
+_NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "head_dim": 16,
+    "layer_norm_epsilon": 2e-3,
+    "moe_shared_expert_intermediate_size": 40,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "pad_token_id": 0,
+}
+
+
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama2": _heads(4, 4, model_type="llama"),
     "llama3": _heads(8, 2, model_type="llama", head_dim=16, rope_parameters=_LLAMA3_ROPE),
@@ -247,15 +260,25 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron-h": _heads(
         4,
         2,
-        model_type="nemotron_h",
-        head_dim=16,
         layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
-        layer_norm_epsilon=2e-3,
-        mamba_num_heads=8,
-        mamba_head_dim=16,
-        n_groups=2,
-        ssm_state_size=24,
-        pad_token_id=0,
+        **_NEMOTRON_H,
+    ),
+    "nemotron-h-moe": _heads(
+        4,
+        2,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "moe"],
+        **_NEMOTRON_H,
+        **_GROUPS,
+    ),
+    "nemotron-h-latent": _heads(
+        4,
+        2,
+        layers_block_type=["moe", "linear_attention", "full_attention", "moe"],
+        moe_latent_size=24,
+        mlp_bias=True,
+        norm_topk_prob=False,
+        **_NEMOTRON_H,
+        **_EXPERTS,
     ),
     "jamba": _heads(
         4,
@@ -309,6 +332,16 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         mamba_conv_bias=False,
         mamba_proj_bias=True,
         **{**_HYBRID, "mamba_n_groups": 1},
+    ),
+    "granite-hybrid-moe": _heads(
+        4,
+        2,
+        model_type="granitemoehybrid",
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        shared_intermediate_size=80,
+        residual_multiplier=0.4,
+        **_HYBRID,
     ),
     "ministral": _heads(
         4,

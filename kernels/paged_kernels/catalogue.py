@@ -137,6 +137,7 @@ class _Experts:
 _MIXTRAL = _Experts("Mixtral-8x7B", 8, 2, 4096, 14336)
 _QWEN3_30B = _Experts("Qwen3-30B-A3B", 128, 8, 2048, 768)
 _GPT_OSS_20B = _Experts("gpt-oss-20b", 32, 4, 2880, 2880)
+_NEMOTRON_NANO = _Experts("Nemotron-3-Nano", 128, 6, 2688, 1856)
 _DEEPSEEK_EXPERTS = _Experts("DeepSeek-V3", 256, 8, 7168, 2048)
 
 
@@ -419,20 +420,24 @@ def _w8a16_matmul(
     return Case("w8a16 matmul", f"{features}x{width} {'fp8' if float8 else 'int8'} {note}", call)
 
 
-def _experts(model: _Experts, dtype: torch.dtype = _BF16, **options: Any) -> Case:
+def _experts(
+    model: _Experts, dtype: torch.dtype = _BF16, *, gated: bool = True, **options: Any
+) -> Case:
     count, hidden, inner = model.num_experts, model.hidden, model.intermediate
+    features = 2 * inner if gated else inner
 
     def call(num_tokens: int) -> Tensor:
         biases: dict[str, Any] = {}
         if options:
-            biases["gate_up_bias"] = _empty(count, 2 * inner, dtype=dtype)
+            biases["gate_up_bias"] = _empty(count, features, dtype=dtype)
             biases["down_bias"] = _empty(count, hidden, dtype=dtype)
         return experts(
             _empty(num_tokens, hidden, dtype=dtype),
-            _empty(count, 2 * inner, hidden, dtype=dtype),
+            _empty(count, features, hidden, dtype=dtype),
             _empty(count, hidden, inner, dtype=dtype),
             _ints(num_tokens, model.top_k),
             _empty(num_tokens, model.top_k, dtype=_FP32),
+            gated=gated,
             **biases,
             **options,
         )
@@ -578,6 +583,7 @@ CASES = {
         _experts(_QWEN3_30B),
         _experts(_QWEN3_30B, _FP16),
         _experts(_GPT_OSS_20B, alpha=1.702, limit=7.0, up_offset=1.0),
+        _experts(_NEMOTRON_NANO, gated=False),
         _choose_experts(_MIXTRAL, normalize=True),
         _choose_experts(_QWEN3_30B, normalize=True),
         _choose_experts(_QWEN3_30B, _FP32),

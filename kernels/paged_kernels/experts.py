@@ -125,12 +125,13 @@ def _gate_up_kernel(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     UP_OFFSET: tl.constexpr,
+    GATED: tl.constexpr,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK_K: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program: one tile of the activation [num_pairs, N / 2]; gate and up are N features."""
+    """One program: one tile of the activation; gate and up, or only up, are N features."""
     wait_for_launch_before(DEPENDENT)
     first_row, first_feature = first_of_tile(num_tiles * ROWS, N, ROWS, FEATURES)
     if first_row >= tl.load(tile_experts_ptr + num_tiles) * ROWS:
@@ -146,13 +147,19 @@ def _gate_up_kernel(
     if bias_ptr is not None:
         bias = load_factors(bias_ptr + expert * N, first_feature, num_features, FEATURES, 0.0)
         total += bias[:, None]
-    HALF: tl.constexpr = FEATURES // 2
-    both = tl.permute(tl.reshape(total, [HALF, 2, ROWS]), [2, 0, 1])
-    gate, up = tl.split(both)
-    values = swiglu(gate, up, ALPHA, LIMIT, UP_OFFSET).to(out_ptr.dtype.element_ty)
-    columns = first_feature // 2 + tl.arange(0, HALF)
-    pointers = out_ptr + pairs.to(tl.int64)[:, None] * (N // 2) + columns[None, :]
-    tl.store(pointers, values, mask=exists[:, None] & (columns < N // 2)[None, :])
+    PER_VALUE: tl.constexpr = 2 if GATED else 1
+    WIDTH: tl.constexpr = N // PER_VALUE
+    if GATED:
+        both = tl.permute(tl.reshape(total, [FEATURES // 2, 2, ROWS]), [2, 0, 1])
+        gate, up = tl.split(both)
+        values = swiglu(gate, up, ALPHA, LIMIT, UP_OFFSET)
+    else:
+        positive = tl.maximum(tl.trans(total), 0.0)
+        values = positive * positive
+    columns = first_feature // PER_VALUE + tl.arange(0, FEATURES // PER_VALUE)
+    pointers = out_ptr + pairs.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+    mask = exists[:, None] & (columns < WIDTH)[None, :]
+    tl.store(pointers, values.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
@@ -229,11 +236,13 @@ def experts(
     limit: float | None = None,
     up_offset: float = 0.0,
     has_absent: bool = False,
+    gated: bool = True,
 ) -> Tensor:
     """Compute the weighted sum of the outputs of each row's experts.
 
     The output of an expert is down @ ((up + up_offset) * gate * sigmoid(alpha * gate)) + its bias,
-    where gate and up are rows of gate_up @ x + its bias. Sums are float32. The activation and the
+    where gate and up are rows of gate_up @ x + its bias. Experts without a gate compute
+    down @ max(up, 0) ** 2 + its bias. Sums are float32. The activation and the
     outputs of experts are rounded to the dtype of `x`; outputs are added in the order of the ids. A
     row's result does not depend on the other rows.
 
@@ -249,6 +258,9 @@ def experts(
         limit: gate is at most this, and up is between its negative and this.
         up_offset: added to up.
         has_absent: `expert_ids` may have num_experts, for experts with an output of zeros.
+        gated: whether the experts have a gate. Without one, `gate_up` is [num_experts,
+            intermediate, hidden], its bias [num_experts, intermediate], and the numbers of the
+            activation have no effect.
 
     Returns:
         [rows, hidden] in the dtype of `x`.
@@ -262,8 +274,10 @@ def experts(
     check_tensor("gate_up", gate_up, (None, None, hidden), x.dtype, like=x)
     num_experts, both = gate_up.shape[:2]
     check(num_experts > 0, "gate_up", "must have at least one expert")
-    check(both % 2 == 0 and both > 0, "gate_up", f"must have rows in pairs, got {both}")
-    check_tensor("down", down, (num_experts, hidden, both // 2), x.dtype, like=x)
+    per_value = 2 if gated else 1
+    check(both % per_value == 0 and both > 0, "gate_up", f"must have rows in pairs, got {both}")
+    inner = both // per_value
+    check_tensor("down", down, (num_experts, hidden, inner), x.dtype, like=x)
     check_tensor("expert_ids", expert_ids, (rows, None), torch.int32, like=x)
     top_k = expert_ids.shape[1]
     check(top_k > 0, "expert_ids", "must have at least one column")
@@ -272,7 +286,7 @@ def experts(
         if bias is not None:
             check_tensor(f"{name}_bias", bias, (num_experts, size), x.dtype, like=x)
     num_pairs = rows * top_k
-    activated = x.new_empty(num_pairs, both // 2)
+    activated = x.new_empty(num_pairs, inner)
     outputs = (x.new_zeros if has_absent else x.new_empty)(num_pairs, hidden)
     out = torch.empty_like(x)
     if rows == 0:
@@ -285,6 +299,7 @@ def experts(
         ALPHA=alpha,
         LIMIT=limit,
         UP_OFFSET=up_offset,
+        GATED=gated,
     )
     _launch(_down_kernel, activated, down, down_bias, outputs, tiles, config)
     tile = min(triton.next_power_of_2(hidden), _SUM_TILE)

@@ -42,7 +42,10 @@ def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorS
     if not shape.variant.has_mlp(index):
         return
     moe = shape.moe_of(index)
-    yield from _mlp_tensors(shape) if moe is None else moe_tensors(moe)
+    if moe is not None:
+        yield from moe_tensors(moe)
+    if moe is None or moe.beside_mlp:
+        yield from _mlp_tensors(shape)
 
 
 def _attention_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:

@@ -76,6 +76,17 @@ class SwiGLU:
     up_offset: float = 0.0
 
 
+class ExpertLayout(Enum):
+    """The tensors of experts as a checkpoint stores them.
+
+    Tensors of all experts are ``gate_up_proj`` and ``down_proj``.
+    """
+
+    SEPARATE = "separate"  # a tensor for each projection of each expert
+    TURNS = "turns"  # [num_experts, inputs, outputs], with gate and up in turns
+    HALVES = "halves"  # [num_experts, outputs, inputs], with gate before up
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
     """The names of modules and tensors in the checkpoints of a family.
@@ -88,9 +99,7 @@ class ExpertNames:
         down: its down projection.
         shared: the shared expert.
         bias: the biases of the scores of experts.
-        fused: whether one tensor holds a projection of all experts: ``gate_up_proj``
-            [num_experts, hidden_size, 2 * intermediate_size] with gate and up in turns, and
-            ``down_proj`` [num_experts, intermediate_size, hidden_size].
+        layout: how the tensors of the experts are stored.
     """
 
     module: str = "mlp"
@@ -100,7 +109,12 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = "shared_expert"
     bias: str = "gate.e_score_correction_bias"
-    fused: bool = False
+    layout: ExpertLayout = ExpertLayout.SEPARATE
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether one tensor holds a projection of all experts."""
+        return self.layout is not ExpertLayout.SEPARATE
 
 
 QWEN_NAMES = ExpertNames()
@@ -108,12 +122,14 @@ MIXTRAL_NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
 DEEPSEEK_NAMES = ExpertNames(shared="shared_experts")
 JAMBA_NAMES = ExpertNames("feed_forward", router="router")
 LFM2_NAMES = ExpertNames("feed_forward", gate="w1", up="w3", down="w2", bias="expert_bias")
-GPT_OSS_NAMES = ExpertNames(router="router", fused=True)
+GPT_OSS_NAMES = ExpertNames(router="router", layout=ExpertLayout.TURNS)
+GRANITE_NAMES = ExpertNames("block_sparse_moe", router="router", layout=ExpertLayout.HALVES)
+NEMOTRON_NAMES = ExpertNames("mixer", shared="shared_experts")
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """A gated MLP that every row passes through, besides the chosen experts.
+    """An MLP that every row passes through, besides the chosen experts.
 
     Attributes:
         intermediate_size: size of a row between the projections of this MLP.
@@ -137,6 +153,12 @@ class MoeShape:
         activation: activation between the projections of an expert.
         bias: whether the router and the projections of the experts have biases.
         shared_expert: None if there is none.
+        plain: no expert has a gate projection, nor has the shared one, and the activation is
+            max(up, 0) ** 2 in place of `activation`.
+        latent_size: size of the rows that the experts read and return, which two linear layers
+            project from rows and to rows; None for that of a row. The shared expert reads rows.
+        outer_bias: whether these layers and the shared expert have biases.
+        beside_mlp: the layer has its MLP, too, and the sum of both outputs counts.
     """
 
     hidden_size: int
@@ -147,6 +169,15 @@ class MoeShape:
     activation: SwiGLU = SwiGLU()
     bias: bool = False
     shared_expert: SharedExpert | None = None
+    plain: bool = False
+    latent_size: int | None = None
+    outer_bias: bool = False
+    beside_mlp: bool = False
+
+    @property
+    def expert_size(self) -> int:
+        """The size of the rows that the experts read and return."""
+        return self.latent_size or self.hidden_size
 
     def share_of_experts(self, num_tokens: float) -> float:
         """The share of the experts that some tokens choose on average, if none is preferred."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.limits import MAX_EXPERTS, MAX_INNER_SIZE
+from paged_backend.checkpoint.limits import MAX_EXPERTS, MAX_HIDDEN_SIZE, MAX_INNER_SIZE
 from paged_backend.checkpoint.moe import (
     DEEPSEEK_NAMES,
     GPT_OSS_NAMES,
+    GRANITE_NAMES,
     JAMBA_NAMES,
     LFM2_NAMES,
     MIXTRAL_NAMES,
+    NEMOTRON_NAMES,
     ExpertGroups,
     ExpertNames,
     MoeShape,
@@ -144,6 +146,55 @@ def read_lfm2_moe(config: ConfigFile) -> MoeShape:
         intermediate_size=config.integer("moe_intermediate_size"),
         routing=routing,
         names=LFM2_NAMES,
+    )
+
+
+def read_granite(config: ConfigFile) -> MoeShape | None:
+    """Read the experts of Granite 4, which are beside an MLP; None for none.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    num_experts = config.integer("num_local_experts", 8, low=0, high=MAX_EXPERTS)
+    if not num_experts:
+        return None
+    top_k = config.integer("num_experts_per_tok", 2, high=num_experts)
+    return MoeShape(
+        hidden_size=config.integer("hidden_size"),
+        num_experts=num_experts,
+        intermediate_size=config.integer("experts_intermediate_size", high=MAX_INNER_SIZE),
+        routing=Routing(top_k, Scoring.SOFTMAX_OF_TOP),
+        names=GRANITE_NAMES,
+        beside_mlp=True,
+    )
+
+
+def read_nemotron_h(config: ConfigFile) -> MoeShape:
+    """Read the layers of Nemotron-H with experts, which have no gates.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    groups = _groups(config, num_scored=2)
+    has_latent = config.value("moe_latent_size") is not None
+    shared = config.integer("moe_shared_expert_intermediate_size", 7688, high=MAX_INNER_SIZE)
+    return MoeShape(
+        hidden_size=config.integer("hidden_size"),
+        num_experts=config.integer("n_routed_experts", high=MAX_EXPERTS),
+        intermediate_size=config.integer("moe_intermediate_size", 7688, high=MAX_INNER_SIZE),
+        routing=Routing(
+            _num_chosen(config, groups),
+            Scoring.SIGMOID,
+            config.flag("norm_topk_prob", True),
+            config.number("routed_scaling_factor", 1.0),
+            biased=True,
+            groups=groups,
+        ),
+        names=NEMOTRON_NAMES,
+        shared_expert=SharedExpert(shared),
+        plain=True,
+        latent_size=config.integer("moe_latent_size", high=MAX_HIDDEN_SIZE) if has_latent else None,
+        outer_bias=config.flag("mlp_bias", False),
     )
 
 

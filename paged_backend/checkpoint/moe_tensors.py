@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paged_backend.checkpoint.moe import MoeShape
+from paged_backend.checkpoint.moe import ExpertLayout, MoeShape
 from paged_backend.checkpoint.tensors import Role, TensorSpec, linear_tensors
 
 
@@ -18,25 +18,46 @@ def moe_tensors(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
         yield f"{router}.bias", TensorSpec((moe.num_experts,), Role.BIAS)
     if moe.routing.biased:
         yield f"{module}.{moe.names.bias}", TensorSpec((moe.num_experts,), Role.BIAS)
-    experts = _fused_experts(moe) if moe.names.fused else _separate_experts(moe)
-    for name, spec in experts:
+    for name, spec in _experts(moe):
         yield f"{module}.experts.{name}", spec
+    if moe.latent_size is not None:
+        for name, sizes in latent_projections(moe).items():
+            yield f"{module}.{name}.weight", TensorSpec((sizes[1], sizes[0]), Role.LINEAR)
+            if moe.outer_bias:
+                yield f"{module}.{name}.bias", TensorSpec((sizes[1],), Role.BIAS)
     if moe.shared_expert is not None:
         prefix, inner = f"{module}.{moe.names.shared}", moe.shared_expert.intermediate_size
-        for part in ("gate_proj", "up_proj"):
-            yield from linear_tensors(f"{prefix}.{part}", hidden, inner, False, shard=0)
-        yield from linear_tensors(f"{prefix}.down_proj", inner, hidden, False, shard=1)
+        for part in ("up_proj",) if moe.plain else ("gate_proj", "up_proj"):
+            yield from linear_tensors(f"{prefix}.{part}", hidden, inner, moe.outer_bias, shard=0)
+        yield from linear_tensors(f"{prefix}.down_proj", inner, hidden, moe.outer_bias, shard=1)
         if moe.shared_expert.gated:
             yield f"{prefix}_gate.weight", TensorSpec((1, hidden), Role.ROUTER)
 
 
+def latent_projections(moe: MoeShape) -> dict[str, tuple[int, int]]:
+    """Return the layers before and after the experts, by name, each with inputs and outputs.
+
+    The names are those of Nemotron-H.
+    """
+    hidden, latent = moe.hidden_size, moe.expert_size
+    return {"fc1_latent_proj": (hidden, latent), "fc2_latent_proj": (latent, hidden)}
+
+
+def _experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
+    match moe.names.layout:
+        case ExpertLayout.SEPARATE:
+            return _separate_experts(moe)
+        case ExpertLayout.TURNS:
+            return _experts_in_turns(moe)
+        case ExpertLayout.HALVES:
+            return _experts_in_halves(moe)
+
+
 def _separate_experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
-    hidden, inner, names = moe.hidden_size, moe.intermediate_size, moe.names
-    projections = {
-        names.gate: (hidden, inner, 0),
-        names.up: (hidden, inner, 0),
-        names.down: (inner, hidden, 1),
-    }
+    hidden, inner, names = moe.expert_size, moe.intermediate_size, moe.names
+    projections = {names.up: (hidden, inner, 0), names.down: (inner, hidden, 1)}
+    if not moe.plain:
+        projections = {names.gate: (hidden, inner, 0), **projections}
     for expert in range(moe.num_experts):
         for name, (inputs, outputs, shard) in projections.items():
             for part, spec in linear_tensors(name, inputs, outputs, moe.bias, shard):
@@ -47,7 +68,14 @@ def _separate_experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
                 )
 
 
-def _fused_experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
+def _experts_in_halves(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
+    count, hidden, inner = moe.num_experts, moe.hidden_size, moe.intermediate_size
+    shape, experts = (count, 2 * inner, hidden), range(count)
+    yield "gate_up_proj", TensorSpec(shape, Role.EXPERT, 1, (inner, inner), experts=experts)
+    yield "down_proj", TensorSpec((count, hidden, inner), Role.EXPERT, 2, experts=experts)
+
+
+def _experts_in_turns(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
     count, hidden, inner = moe.num_experts, moe.hidden_size, moe.intermediate_size
     for name, spec in {
         "gate_up_proj": TensorSpec((count, hidden, 2 * inner), Role.EXPERT, 2),

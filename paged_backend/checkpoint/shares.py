@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
-from paged_backend.checkpoint.moe import ExpertNames, MoeShape
+from paged_backend.checkpoint.moe import ExpertLayout, MoeShape
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.tensors import Role, TensorSpec
 from paged_backend.checkpoint.tied_embeddings import EMBEDDING, OUTPUT_LAYER
@@ -74,7 +74,8 @@ def divide(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> ModelConf
     """
     heads = _part(config.num_heads, num_ranks, "heads of queries")
     moe = None if config.moe is None else _divide_experts(config.moe, num_ranks, by_expert)
-    has_mlp = config.moe is None or not all(config.variant.moe_layers or (True,))
+    moe_layers = config.variant.moe_layers or (True,)
+    has_mlp = config.moe is None or config.moe.beside_mlp or not all(moe_layers)
     inner = config.intermediate_size
     return replace(
         config,
@@ -129,7 +130,7 @@ def shares_of(
     shares = dict(_shares_of_tensors(whole, part, rank, num_ranks))
     if whole.moe is not None and by_expert:
         shares |= _shares_of_experts(whole, whole.moe.num_experts, rank, num_ranks)
-    elif whole.moe is not None and whole.moe.names.fused:  # they may be separated as they are read
+    elif whole.moe is not None and whole.moe.names.is_fused:  # may be separated as they are read
         separate = _with_separate_experts(whole), _with_separate_experts(part)
         shares |= _shares_of_tensors(*separate, rank, num_ranks)
     if whole.tied_embeddings and EMBEDDING in shares:  # some files have it by the other name
@@ -180,8 +181,7 @@ def _shares_of_experts(
 
 def _with_separate_experts(config: ModelConfig) -> ModelConfig:
     assert config.moe is not None
-    names = ExpertNames(config.moe.names.module, config.moe.names.router)
-    moe = replace(config.moe, names=names)
+    moe = replace(config.moe, names=replace(config.moe.names, layout=ExpertLayout.SEPARATE))
     return replace(config, variant=replace(config.variant, moe=moe))
 
 

@@ -12,7 +12,7 @@ _BASE_NAMES = (
     *("embed_tokens.", "layers.", "norm."),
     *("embedding_norm.", "final_layernorm.", "final_norm.", "norm_f."),  # families' last norms
 )
-# Other prefixes, of Nemotron-H, and names of modules, of OLMo Hybrid.
+# Other prefixes, of Nemotron-H, and names of modules, of OLMo Hybrid and Granite's experts.
 _OTHER_PREFIXES = {
     "backbone.embeddings.": "model.embed_tokens.",
     "embeddings.weight": "model.embed_tokens.weight",
@@ -21,6 +21,9 @@ _OTHER_PREFIXES = {
 _OTHER_MODULES = {
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+    ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
 }
 _QUERY_SCALES = re.compile(
     r".*\.self_attn\.(?:q_proj\.(?:output|q)_scale|(?:attn\.)?(?:q|prob|prob_output)_scale|q\.scale)"

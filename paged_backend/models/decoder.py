@@ -28,7 +28,7 @@ from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
 from paged_backend.models.mamba1 import Mamba1
 from paged_backend.models.mamba2 import Mamba2
 from paged_backend.models.mixer import Mixer, Mixing
-from paged_backend.models.moe import MoeMLP
+from paged_backend.models.moe import MoeMLP, SummedMLPs
 from paged_backend.models.parallel_mixers import ParallelMixers
 from paged_backend.models.rg_lru import RgLru
 from paged_backend.models.short_conv import ShortConv
@@ -59,7 +59,7 @@ class DecoderLayer:
 
     Attributes:
         mixing: the attention, or what is in its place; None for a layer without.
-        mlp: the MLP, or the experts in its place; None for a layer without.
+        mlp: the MLP, or the experts in its place or beside it; None for a layer without.
         norms: the weights of the norms by their names in the checkpoint.
     """
 
@@ -72,28 +72,25 @@ class DecoderLayer:
         self.norms = {name: self._norm_weights.empty(size) for name, size in sizes.items()}
         self._mixers = _make_mixers(config, index, prefix, cos_sin_cache, kernels)
         self.mixing = _in_parallel(config, index, self._mixers)
-        moe = config.moe_of(index)
-        self._mlp_name = config.variant.names.mlp if moe is None else moe.names.module
-        self.mlp = _make_mlp(config, index, f"{prefix}.{self._mlp_name}", kernels)
+        self._mlps = _make_mlps(config, index, prefix, kernels)
+        self.mlp = _sum_of(list(self._mlps.values()))
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to the layer."""
         parameters: dict[str, Parameter] = {}
         for mixer in self._mixers:
             parameters |= prefixed(mixer.name, mixer.parameters())
-        return {
-            **{f"{name}.weight": weight for name, weight in self.norms.items()},
-            **parameters,
-            **prefixed(self._mlp_name, {} if self.mlp is None else self.mlp.parameters()),
-        }
+        for name, mlp in self._mlps.items():
+            parameters |= prefixed(name, mlp.parameters())
+        return {f"{name}.weight": weight for name, weight in self.norms.items()} | parameters
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
         self._norm_weights.pack()
         for mixer in self._mixers:
             mixer.pack()
-        if self.mlp is not None:
-            self.mlp.pack()
+        for mlp in self._mlps.values():
+            mlp.pack()
 
     def parts(self) -> Iterator[Part]:
         """Yield the parts in the order in which they are computed, after `pack`."""
@@ -281,17 +278,30 @@ class Decoder:
         return self._functions.rms_norm(x, weight, self.config.rms_norm_eps)
 
 
-def _make_mlp(
+def _make_mlps(
     config: ModelConfig, index: int, prefix: str, kernels: Kernels
-) -> GatedMLP | MoeMLP | PlainMLP | None:
-    """Return the MLP of a layer, or its experts; None for a layer without."""
+) -> dict[str, GatedMLP | MoeMLP | PlainMLP]:
+    """Return the experts of a layer and its MLP, by their names in it; it may lack either."""
+    mlps: dict[str, GatedMLP | MoeMLP | PlainMLP] = {}
     if not config.variant.has_mlp(index):
-        return None
+        return mlps
     moe = config.moe_of(index)
     if moe is not None:
-        return MoeMLP(moe, prefix, kernels)
-    make = PlainMLP if config.variant.plain_mlp else GatedMLP
-    return make(config, prefix, kernels)
+        mlps[moe.names.module] = MoeMLP(moe, f"{prefix}.{moe.names.module}", kernels)
+    if moe is None or moe.beside_mlp:
+        make = PlainMLP if config.variant.plain_mlp else GatedMLP
+        name = config.variant.names.mlp
+        mlps[name] = make(config, f"{prefix}.{name}", kernels)
+    return mlps
+
+
+def _sum_of(
+    mlps: list[GatedMLP | MoeMLP | PlainMLP],
+) -> GatedMLP | MoeMLP | PlainMLP | SummedMLPs | None:
+    """Return one or two modules as one; None for no module."""
+    if len(mlps) < 2:
+        return mlps[0] if mlps else None
+    return SummedMLPs(*mlps)
 
 
 def _make_mixers(

@@ -14,7 +14,7 @@ from paged_backend.models.division import Division
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """The sizes of the experts of a layer, which are gated MLPs of one size.
+    """The sizes of the experts of a layer, which are MLPs of one size.
 
     Attributes:
         num_experts: number of experts that this rank has.
@@ -28,6 +28,7 @@ class ExpertsSpec:
             experts.
         division: the ranks among which the experts are divided; sizes are those of this rank. None
             for one rank.
+        plain: the experts have no gate, and the activation is max(up, 0) ** 2.
     """
 
     num_experts: int
@@ -39,6 +40,12 @@ class ExpertsSpec:
     prefix: str = ""
     first: int | None = None
     division: Division | None = None
+    plain: bool = False
+
+    @property
+    def input_parts(self) -> tuple[str, ...]:
+        """The names of the projections that read rows: gate, unless `plain`, and up."""
+        return (self.names.up,) if self.plain else (self.names.gate, self.names.up)
 
     @property
     def numbers(self) -> range:
@@ -51,12 +58,13 @@ class ExpertsSpec:
         """Return the specification for the layers of a model."""
         return cls(
             moe.num_experts,
-            moe.hidden_size,
+            moe.expert_size,
             moe.intermediate_size,
             moe.activation,
             moe.bias,
             moe.names,
             prefix,
+            plain=moe.plain,
         )
 
 

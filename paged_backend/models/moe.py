@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import relu
 
 from paged_backend.checkpoint.moe import MoeShape
+from paged_backend.checkpoint.moe_tensors import latent_projections
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.experts import ExpertsSpec
 from paged_backend.models.layers import Kernels
-from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
 
 
 class Router:
@@ -62,6 +64,8 @@ class Router:
 class SharedExpertMLP:
     """down(silu(gate(x)) * up(x)), times sigmoid(shared_expert_gate(x)) if there is such a gate.
 
+    A plain one is down(max(up(x), 0) ** 2).
+
     Args:
         moe: sizes and variants, with a shared expert.
         prefix: the name of the layer's module in the checkpoint.
@@ -72,9 +76,13 @@ class SharedExpertMLP:
         assert moe.shared_expert is not None
         hidden, inner = moe.hidden_size, moe.shared_expert.intermediate_size
         parts, name = {"gate_proj": inner, "up_proj": inner}, f"{prefix}.{moe.names.shared}"
-        self._name = moe.names.shared
-        self._gate_up_proj = kernels.linear(LinearSpec(hidden, parts, prefix=name, gated=True))
-        self._down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, prefix=name))
+        self._name, self._plain = moe.names.shared, moe.plain
+        if moe.plain:
+            del parts["gate_proj"]
+        bias = moe.outer_bias
+        spec = LinearSpec(hidden, parts, bias, name, gated=not moe.plain)
+        self._gate_up_proj = kernels.linear(spec)
+        self._down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, bias, name))
         gate = LinearSpec(hidden, {"shared_expert_gate": 1}, prefix=prefix, full_precision=True)
         self._gate = kernels.linear(gate) if moe.shared_expert.gated else None
         self._functions = kernels.layers
@@ -93,7 +101,10 @@ class SharedExpertMLP:
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add the output for `x` [rows, hidden_size] to `out` [rows, hidden_size] in place."""
-        activated = self._functions.gated(self._gate_up_proj, x, Activation.SILU)
+        if self._plain:
+            activated = relu(self._gate_up_proj(x)).square_()
+        else:
+            activated = self._functions.gated(self._gate_up_proj, x, Activation.SILU)
         if self._gate is None:
             self._down_proj.add_to(out, activated)
         else:
@@ -120,26 +131,64 @@ class MoeMLP:
         self.experts = kernels.experts(ExpertsSpec.of(moe, f"{prefix}.experts"))
         has_shared = moe.shared_expert is not None
         self.shared_expert = SharedExpertMLP(moe, prefix, kernels) if has_shared else None
+        self._latent: list[LinearMethod] = []  # the layer before the experts, and that after them
+        if moe.latent_size is not None:
+            self._latent = [
+                kernels.linear(LinearSpec(inputs, {name: outputs}, moe.outer_bias, prefix))
+                for name, (inputs, outputs) in latent_projections(moe).items()
+            ]
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to the module."""
         experts = self.experts.parameters()
         parameters = self.router.parameters()
         parameters |= {f"experts.{name}": place for name, place in experts.items()}
+        for linear in self._latent:
+            parameters |= linear.parameters()
         return parameters | (self.shared_expert.parameters() if self.shared_expert else {})
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
         self.router.pack()
         self.experts.pack()
+        for linear in self._latent:
+            linear.pack()
         if self.shared_expert is not None:
             self.shared_expert.pack()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
-        out = self.experts(x, *self.router(x))
+        chosen = self.router(x)
+        if self._latent:
+            before, after = self._latent
+            out = after(self.experts(before(x), *chosen))
+        else:
+            out = self.experts(x, *chosen)
         if self.shared_expert is not None:
             self.shared_expert.add_to(out, x)
+        return out
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)` to `out` [rows, hidden_size] in place."""
+        out += self(x)
+
+
+class SummedMLPs:
+    """Two modules that read the same rows, and the sum of their outputs (Granite 4).
+
+    See :class:`~paged_backend.models.linear.RowFunction`.
+    """
+
+    reader: LinearMethod | None = None
+    """Several layers read the input."""
+
+    def __init__(self, first: RowFunction, second: RowFunction) -> None:
+        self._first, self._second = first, second
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
+        out = self._first(x)
+        self._second.add_to(out, x)
         return out
 
     def add_to(self, out: Tensor, x: Tensor) -> None:

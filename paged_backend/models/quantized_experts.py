@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.moe import ExpertNames
+from paged_backend.checkpoint.moe import ExpertLayout, ExpertNames
 from paged_backend.checkpoint.shares import Share
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
 from paged_backend.models.experts import ExpertsMethod, ExpertsProduct, ExpertsSpec
@@ -36,7 +36,7 @@ def quantized_experts(
     Raises:
         ConfigError: one tensor holds all experts, in a format of separate weights.
     """
-    if spec.names.fused:
+    if spec.names.is_fused:
         return _fused_experts(spec, format_of(spec.prefix), kernels)
     names = [f"{spec.prefix}.{e}.{part}" for e in spec.numbers for part in _parts(spec)]
     if all(format_of(name) is None for name in names):
@@ -49,11 +49,11 @@ def _fused_experts(
 ) -> ExpertsMethod:
     if weight_format is None:
         return kernels.experts(spec)
-    if isinstance(weight_format, Mxfp4Format):
+    if isinstance(weight_format, Mxfp4Format) and spec.names.layout is ExpertLayout.TURNS:
         return Mxfp4Experts(spec, weight_format, kernels)
     raise ConfigError(
-        f"quantization_config: the experts {spec.prefix} must be in MXFP4 or not quantized, as one "
-        "tensor holds all of them"
+        f"quantization_config: the experts {spec.prefix} must be in MXFP4, as in gpt-oss, or not "
+        "quantized, as one tensor holds all of them"
     )
 
 
@@ -61,7 +61,7 @@ def experts_quantized_online(
     spec: ExpertsSpec, weight_format: WeightFormat, kernels: PlatformKernels
 ) -> ExpertsMethod:
     """Allocate experts with weights that are quantized as they are loaded."""
-    if not spec.names.fused:
+    if not spec.names.is_fused:
         return QuantizedExperts(spec, lambda name: weight_format, kernels)
     separate = replace(spec, names=ExpertNames())
     return FusedExperts(spec, QuantizedExperts(separate, lambda name: weight_format, kernels))
@@ -117,7 +117,7 @@ class QuantizedExperts:
         assert self._kernels.product_experts is not None
         names = self._spec.names
         pairs = [
-            (self._product(expert, names.gate, names.up), self._product(expert, names.down))
+            (self._product(expert, *self._spec.input_parts), self._product(expert, names.down))
             for expert in self._spec.numbers
         ]
         return self._kernels.product_experts(self._spec, pairs)
@@ -155,11 +155,14 @@ class QuantizedExperts:
 
 
 class FusedExperts:
-    """Divides tensors that hold all experts (`ExpertNames.fused`) among quantized experts."""
+    """Divides tensors that hold all experts (`ExpertNames.is_fused`) among quantized experts."""
 
     def __init__(self, spec: ExpertsSpec, experts: QuantizedExperts) -> None:
         count, inner, hidden = _whole_sizes(spec)
         shapes = {"gate_up_proj": (count, hidden, 2 * inner), "down_proj": (count, inner, hidden)}
+        self._has_halves = spec.names.layout is ExpertLayout.HALVES
+        if self._has_halves:  # outputs come before inputs
+            shapes = {name: (shape[0], shape[2], shape[1]) for name, shape in shapes.items()}
         biases = {"gate_up_proj_bias": (count, 2 * inner), "down_proj_bias": (count, hidden)}
         stored = {**shapes, **(biases if spec.bias else {})}
         self._stored = {name: StoredTensor(StoredType(shape)) for name, shape in stored.items()}
@@ -176,7 +179,9 @@ class FusedExperts:
         for name in list(self._stored):
             stored = self._stored.pop(name)
             for expert in self._numbers:
-                for target, value in _divided(name, stored.value[expert]).items():
+                tensor = stored.value[expert]
+                parts = _halves(name, tensor) if self._has_halves else _divided(name, tensor)
+                for target, value in parts.items():
                     place = places[f"{expert}.{target}"]
                     assert isinstance(place, StoredTensor)
                     place.fill(value, stored.origin)
@@ -248,14 +253,24 @@ def _share_of(spec: ExpertsSpec, name: str) -> Share | None:
 def _whole_sizes(spec: ExpertsSpec) -> tuple[int, ...]:
     """Return the number of experts, their intermediate size and hidden size in fused tensors."""
     share = _share_of(spec, "down_proj")
-    sizes = spec.num_experts, spec.intermediate_size, spec.hidden_size
-    return sizes if share is None else share.whole
+    if share is None:
+        return spec.num_experts, spec.intermediate_size, spec.hidden_size
+    count, first, last = share.whole
+    return (count, last, first) if spec.names.layout is ExpertLayout.HALVES else share.whole
 
 
 def _parts(spec: ExpertsSpec) -> dict[str, tuple[int, int]]:
     """Return outputs and inputs of the projections of an expert, by name."""
     hidden, inner, names = spec.hidden_size, spec.intermediate_size, spec.names
-    return {names.gate: (inner, hidden), names.up: (inner, hidden), names.down: (hidden, inner)}
+    return {**dict.fromkeys(spec.input_parts, (inner, hidden)), names.down: (hidden, inner)}
+
+
+def _halves(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return the separate tensors that a tensor [outputs, inputs] of one expert stands for."""
+    if name.startswith("down"):
+        return {"down_proj.weight": tensor}
+    gate, up = tensor.chunk(2)
+    return {"gate_proj.weight": gate, "up_proj.weight": up}
 
 
 def _divided(name: str, tensor: Tensor) -> dict[str, Tensor]:

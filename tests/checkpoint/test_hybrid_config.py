@@ -23,8 +23,8 @@ _LFM2 = {"layer_types": ["conv"] * 3}
         (
             "granite-hybrid",
             "GraniteMoeHybridForCausalLM",
-            {"num_local_experts": 4},
-            "num_local_experts can only be 0, got 4",
+            {"num_local_experts": 4, "num_experts_per_tok": 5},
+            "num_experts_per_tok must be an integer from 1 up to 4, got 5",
         ),
         ("bamba", "BambaForCausalLM", {"mamba_d_head": 15}, "mamba_n_heads .8. times"),
         ("bamba", "BambaForCausalLM", {"mamba_n_groups": 3}, "must divide 8 heads"),
@@ -33,8 +33,14 @@ _LFM2 = {"layer_types": ["conv"] * 3}
         (
             "nemotron-h",
             "NemotronHForCausalLM",
-            {"layers_block_type": ["full_attention", "moe"]},
-            "layer_types holds 'moe'",
+            {"layers_block_type": ["full_attention", "conv"]},
+            "layer_types holds 'conv'",
+        ),
+        (
+            "nemotron-h-moe",
+            "NemotronHForCausalLM",
+            {"n_group": 3},
+            "n_group must divide n_routed_experts .8. into groups of 2 or more, got 3",
         ),
         ("jamba", "JambaForCausalLM", {"attn_layer_offset": 3}, "attn_layer_offset must be an"),
         ("recurrent-gemma", "RecurrentGemmaForCausalLM", {"block_types": ["x"]}, "block_types"),

@@ -76,6 +76,20 @@ def test_equals_the_reference(
     check(out, call)
 
 
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize(("index", "shape"), list(enumerate(SHAPES)))
+def test_experts_without_a_gate(
+    index: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    *sizes, inner = shape
+    call = random_call(*sizes, inner, dtype, device, bias=index % 2 == 1)
+    for name in ("gate_up", "gate_up_bias") if index % 2 else ("gate_up",):
+        call[name] = between_nans(call[name][:, :inner].contiguous() / 2)
+    call["gated"] = False
+    out = experts(**call)
+    check(out, call)
+
+
 def test_the_limit_is_applied(device: torch.device) -> None:
     call = random_call(4, 3, 2, 32, 16, torch.float32, device, bias=True)
     call |= GPT_OSS | {"limit": 0.5}

@@ -17,16 +17,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.families.granite import granite_hybrid_keys
 from paged_backend.checkpoint.moe import MoeShape, Routing, Scoring
 from paged_backend.checkpoint.moe_reader import (
     read_gpt_oss,
+    read_granite,
     read_mixtral,
+    read_nemotron_h,
     read_olmoe,
     read_qwen2_moe,
     read_qwen3_moe,
 )
 from paged_backend.checkpoint.moe_tensors import moe_tensors
 from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.checkpoint.tensor_names import usual_name
 from paged_backend.checkpoint.tensors import Role
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.models.layers import Kernels, QuantizedKernels
@@ -52,8 +56,9 @@ _SIZES = {
     "pad_token_id": 0,
     "initializer_range": 0.15,
 }
+_MAMBA = {"mamba_n_heads": 9, "mamba_d_head": 16}
 _QWEN = {"moe_intermediate_size": 36, "num_experts": 10}
-_FAMILIES: dict[str, tuple[dict[str, Any], Callable[[ConfigFile], MoeShape]]] = {
+_FAMILIES: dict[str, tuple[dict[str, Any], Callable[[ConfigFile], MoeShape | None]]] = {
     "mixtral": ({"model_type": "mixtral", "num_local_experts": 6}, read_mixtral),
     "qwen2_moe": (
         {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 52, **_QWEN},
@@ -63,6 +68,24 @@ _FAMILIES: dict[str, tuple[dict[str, Any], Callable[[ConfigFile], MoeShape]]] = 
     "olmoe": ({"model_type": "olmoe", "num_experts": 6}, read_olmoe),
     "olmoe-all": ({"model_type": "olmoe", "num_experts": 3, "norm_topk_prob": True}, read_olmoe),
     "gpt_oss": ({"model_type": "gpt_oss", "num_local_experts": 6, "head_dim": 18}, read_gpt_oss),
+    "granite": (
+        {"model_type": "granitemoehybrid", "num_local_experts": 6, **_MAMBA},
+        lambda config: read_granite(granite_hybrid_keys(config)),
+    ),
+    "nemotron": (
+        {
+            "model_type": "nemotron_h",
+            "layers_block_type": ["moe"],
+            "moe_intermediate_size": 36,
+            "moe_latent_size": 28,
+            "moe_shared_expert_intermediate_size": 52,
+            "n_group": 4,
+            "n_routed_experts": 12,
+            "routed_scaling_factor": 1.7,
+            "topk_group": 2,
+        },
+        read_nemotron_h,
+    ),
 }
 _GPT_OSS_SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 3}
 _LAYER, _FILE = "model.layers.0", "model.safetensors"
@@ -83,13 +106,19 @@ class Saved:
             for name, parameter in model.named_parameters():
                 if "bias" in name:
                     parameter.normal_(0, 0.5)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.normal_(0, 0.2)
         model.save_pretrained(folder)
         self.folder = folder
-        self.mlp: nn.Module = model.model.layers[0].mlp
+        name = {"granite": "block_sparse_moe", "nemotron": "mixer"}.get(family, "mlp")
+        self.mlp: nn.Module = getattr(model.model.layers[0], name)
 
     @property
     def shape(self) -> MoeShape:
-        return self.read(ConfigFile.read(self.folder / "config.json"))
+        moe = self.read(ConfigFile.read(self.folder / "config.json"))
+        assert moe is not None
+        return moe
 
     def __call__(self, x: Tensor) -> Tensor:
         """The output of transformers' layer for rows `x`."""
@@ -111,9 +140,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
 
 
 def stored_shapes(folder: Path) -> dict[str, list[int]]:
-    """The shapes of the checkpoint's tensors, by name."""
+    """The shapes of the checkpoint's tensors, by their usual names."""
     with safe_open(folder / "model.safetensors", framework="pt") as file:
-        return {name: file.get_slice(name).get_shape() for name in file.keys()}
+        return {usual_name(name): file.get_slice(name).get_shape() for name in file.keys()}
 
 
 def load(moe: MoeShape, folder: Path, kernels: Kernels) -> MoeMLP:
@@ -165,12 +194,14 @@ def test_a_row_alone_is_the_row_in_a_batch(
     layer = load(model.shape, model.folder, platform)
     x = some_rows(64)
     ids, weights = layer.router(x)
-    together = layer.experts(x, ids, weights)
+    inputs = torch.randn(64, model.shape.expert_size)
+    together = layer.experts(inputs, ids, weights)
     for row in range(64):
         alone = x[row : row + 1]
         own_ids, own_weights = layer.router(alone)
         assert torch.equal(own_ids[0], ids[row]) and torch.equal(own_weights[0], weights[row])
-        assert torch.equal(layer.experts(alone, own_ids, own_weights)[0], together[row])
+        output = layer.experts(inputs[row : row + 1], own_ids, own_weights)
+        assert torch.equal(output[0], together[row])
         if platform is CPU:  # the linear layers of the other one are torch's
             assert torch.equal(layer(alone)[0], layer(x)[row])
 
@@ -184,6 +215,9 @@ def test_a_row_alone_is_the_row_in_a_batch(
         ("olmoe", {"routing": Routing(3, norm_topk_prob=True)}),
         ("gpt_oss", {"routing": Routing(3, Scoring.SOFTMAX)}),
         ("mixtral", {"routing": Routing(2, norm_topk_prob=True)}),
+        ("granite", {"routing": Routing(3, Scoring.SOFTMAX)}),
+        ("nemotron", {"routing": Routing(3, Scoring.SIGMOID, True, 1.7, True)}),
+        ("nemotron", {"shared_expert": None}),
     ],
 )
 def test_another_layer_is_noticed(
@@ -217,7 +251,8 @@ def test_ranks_can_divide_each_expert(family: str, saved: Callable[[str], Saved]
     for name, spec in moe_tensors(moe):
         if ".experts." in name and spec.shard is not None:  # the dimension of the inner size
             assert spec.shape[spec.shard] in (moe.intermediate_size, 2 * moe.intermediate_size)
-        assert (spec.shard is not None) or spec.role in (Role.ROUTER, Role.BIAS)
+        is_whole = "latent_proj" in name or spec.role in (Role.ROUTER, Role.BIAS)
+        assert (spec.shard is not None) or is_whole
 
 
 def test_dummy_weights(saved: Callable[[str], Saved]) -> None:
@@ -402,7 +437,7 @@ def test_an_exponent_of_mxfp4_that_is_no_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "error"), [("int8", 0.03), ("fp8", 0.1), ("int4", 0.25)])
-@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss", "granite", "nemotron"])
 def test_weights_are_quantized_as_they_are_loaded(
     family: str, name: str, error: float, saved: Callable[[str], Saved]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,14 @@ import torch
 from paged_kernels.reference import choose_experts as reference
 from torch import Tensor
 
-from paged_backend.checkpoint.moe import ExpertGroups, ExpertNames, Routing, Scoring, SwiGLU
+from paged_backend.checkpoint.moe import (
+    ExpertGroups,
+    ExpertLayout,
+    ExpertNames,
+    Routing,
+    Scoring,
+    SwiGLU,
+)
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.linear import LinearProduct
 from paged_backend.platforms.base import Platform
@@ -60,10 +68,14 @@ def expected(
 
     for row, experts in enumerate(ids.tolist()):
         for expert, factor in zip(experts, factors[row].double(), strict=True):
-            gate, up = (linear(f"{expert}.{part}_proj", x[row].double()) for part in ("gate", "up"))
-            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-            sigmoid = torch.sigmoid(spec.activation.alpha * gate)
-            inner = (up + spec.activation.up_offset) * gate * sigmoid
+            up = linear(f"{expert}.up_proj", x[row].double())
+            if spec.plain:
+                inner = up.relu().square()
+            else:
+                gate = linear(f"{expert}.gate_proj", x[row].double()).clamp(max=limit)
+                up = up.clamp(-limit, limit)
+                sigmoid = torch.sigmoid(spec.activation.alpha * gate)
+                inner = (up + spec.activation.up_offset) * gate * sigmoid
             out[row] += factor * linear(f"{expert}.down_proj", inner)
     return out
 
@@ -82,11 +94,12 @@ SIZES = [(8, 2, 64, 32), (5, 3, 33, 21), (3, 3, 130, 50), (4, 1, 17, 70)]
 @on_each_platform
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("rows", [0, 1, 3, 40])
-def test_equals_float64(platform: Platform, rows: int, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("plain", [False, True])
+def test_equals_float64(platform: Platform, plain: bool, rows: int, sizes: tuple[int, ...]) -> None:
     num_experts, top_k, hidden, inner = sizes
     with_bias = hidden % 2 == 1
     activation = GPT_OSS if with_bias else SwiGLU()
-    spec = ExpertsSpec(num_experts, hidden, inner, activation, with_bias)
+    spec = ExpertsSpec(num_experts, hidden, inner, activation, with_bias, plain=plain)
     experts, weights = make(platform, spec)
     call = choose(rows, spec, top_k)
     out = experts(*call)
@@ -115,9 +128,10 @@ def test_the_limit_is_applied(platform: Platform) -> None:
 
 
 @on_each_platform
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_row_alone_is_the_row_in_a_batch(platform: Platform, bias: bool) -> None:
-    spec = ExpertsSpec(4, 70, 45, GPT_OSS if bias else SwiGLU(), bias)
+def test_a_row_alone_is_the_row_in_a_batch(platform: Platform, bias: bool, plain: bool) -> None:
+    spec = ExpertsSpec(4, 70, 45, GPT_OSS if bias else SwiGLU(), bias, plain=plain)
     experts, _ = make(platform, spec)
     x, ids, factors = choose(64, spec, 2)
     assert int(ids.flatten().bincount().min()) >= MANY_ROWS
@@ -131,7 +145,7 @@ def test_a_row_alone_is_the_row_in_a_batch(platform: Platform, bias: bool) -> No
 def test_fused_tensors_are_those_of_gpt_oss(platform: Platform) -> None:
     """Gate and up are in turns, and inputs come before outputs."""
     separate = ExpertsSpec(3, 24, 20, GPT_OSS, bias=True)
-    fused = ExpertsSpec(3, 24, 20, GPT_OSS, bias=True, names=ExpertNames(fused=True))
+    fused = ExpertsSpec(3, 24, 20, GPT_OSS, bias=True, names=ExpertNames(layout=ExpertLayout.TURNS))
     experts, weights = make(platform, fused)
     names: dict[str, Tensor] = {}
     for expert in range(3):
@@ -142,6 +156,21 @@ def test_fused_tensors_are_those_of_gpt_oss(platform: Platform) -> None:
             names[f"{expert}.down_proj.{kind}"] = weights[f"down_proj{suffix}"][expert].t()
     call = choose(6, fused, 2)
     assert_close(platform, experts(*call), expected(separate, names, *call))
+
+
+@on_each_platform
+def test_fused_tensors_are_those_of_granite(platform: Platform) -> None:
+    """Gate is before up, and outputs come before inputs."""
+    spec = ExpertsSpec(3, 24, 20)
+    fused = replace(spec, names=ExpertNames(layout=ExpertLayout.HALVES))
+    experts, weights = make(platform, fused)
+    names: dict[str, Tensor] = {}
+    for expert in range(3):
+        names[f"{expert}.gate_proj.weight"] = weights["gate_up_proj"][expert, :20]
+        names[f"{expert}.up_proj.weight"] = weights["gate_up_proj"][expert, 20:]
+        names[f"{expert}.down_proj.weight"] = weights["down_proj"][expert]
+    call = choose(6, spec, 2)
+    assert_close(platform, experts(*call), expected(spec, names, *call))
 
 
 def test_packing_frees_the_plain_weights() -> None:
@@ -163,14 +192,15 @@ def int8_product(platform: TorchPlatform, outputs: int, inputs: int) -> LinearPr
     return platform.quantized_linear(WeightForm.W8A8_INT8, weight, torch.rand(outputs) / 100)
 
 
-def test_int8_experts_of_both_platforms_are_equal() -> None:
-    spec = ExpertsSpec(3, 70, 40, GPT_OSS, bias=True)
+@pytest.mark.parametrize("plain", [False, True])
+def test_int8_experts_of_both_platforms_are_equal(plain: bool) -> None:
+    spec = ExpertsSpec(3, 70, 40, GPT_OSS, bias=True, plain=plain)
     x, ids, factors = choose(40, spec, 2)
     outs = []
     for platform in (CPU, TORCH):
         torch.manual_seed(1)
         pairs = [
-            (int8_product(platform, 80, 70), int8_product(platform, 70, 40))
+            (int8_product(platform, 40 if plain else 80, 70), int8_product(platform, 70, 40))
             for _ in range(spec.num_experts)
         ]
         experts = platform.product_experts(spec, pairs)

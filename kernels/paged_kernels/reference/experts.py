@@ -18,6 +18,7 @@ def experts(
     alpha: float = 1.0,
     limit: float | None = None,
     up_offset: float = 0.0,
+    gated: bool = True,
 ) -> Tensor:
     """Reference for `paged_kernels.experts.experts`, not rounded."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
@@ -26,10 +27,14 @@ def experts(
             both = gate_up[expert].double() @ x[row].double()
             if gate_up_bias is not None:
                 both += gate_up_bias[expert].double()
-            gate, up = both[::2], both[1::2]
-            if limit is not None:
-                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-            result = down[expert].double() @ ((up + up_offset) * gate * (alpha * gate).sigmoid())
+            if gated:
+                gate, up = both[::2], both[1::2]
+                if limit is not None:
+                    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+                activated = (up + up_offset) * gate * (alpha * gate).sigmoid()
+            else:
+                activated = both.relu().square()
+            result = down[expert].double() @ activated
             if down_bias is not None:
                 result += down_bias[expert].double()
             out[row] += result * expert_weights[row, rank].double()

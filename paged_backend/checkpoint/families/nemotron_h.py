@@ -1,4 +1,4 @@
-"""Nemotron-H: each layer is only Mamba-2, only attention, or only an MLP without a gate."""
+"""Nemotron-H: each layer is only Mamba-2, attention, an MLP without a gate, or such experts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from paged_backend.checkpoint.families.keys import FULL, LINEAR, layer_types
 from paged_backend.checkpoint.families.mamba2 import read_mamba2
 from paged_backend.checkpoint.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
 from paged_backend.checkpoint.mixers import Mamba2Shape
+from paged_backend.checkpoint.moe_reader import read_nemotron_h
 from paged_backend.checkpoint.shape import Biases, LayerNorms, ModuleNames, Rotary, Variant
 from paged_backend.values.validation import shorten
 
@@ -32,8 +33,8 @@ _KEYS = {
 
 
 def nemotron_h(config: ConfigFile, num_layers: int) -> Variant:
-    """Read the variant of a Nemotron-H checkpoint without experts."""
-    kinds = layer_types(config, ("",) * num_layers, known=(FULL, LINEAR, _MLP))
+    """Read the variant of a Nemotron-H checkpoint."""
+    kinds = layer_types(config, ("",) * num_layers, known=(FULL, LINEAR, _MLP, _EXPERTS))
     shape = _mamba(config) if LINEAR in kinds else None
     return Variant(
         biases=Biases(mlp=config.flag("mlp_bias", False)),
@@ -41,7 +42,9 @@ def nemotron_h(config: ConfigFile, num_layers: int) -> Variant:
         names=_NAMES,
         rotary=Rotary((None,) * num_layers),
         state_mixers=tuple(shape if kind == LINEAR else None for kind in kinds),
-        only_mlp=tuple(kind == _MLP for kind in kinds),
+        moe=read_nemotron_h(config) if _EXPERTS in kinds else None,
+        moe_layers=tuple(kind == _EXPERTS for kind in kinds) if _EXPERTS in kinds else (),
+        only_mlp=tuple(kind in (_MLP, _EXPERTS) for kind in kinds),
         plain_mlp=True,
     )
 

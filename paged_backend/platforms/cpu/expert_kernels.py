@@ -97,6 +97,17 @@ def _finish_gate_up(words: Any, first: int, rows: int, column: int, sums: Any) -
 
 
 @device_function
+def _finish_up(words: Any, first: int, rows: int, column: int, sums: Any) -> None:
+    """Store max(sum, 0) ** 2 of the sums of experts without a gate."""
+    out_at, num_pairs, inner = words[9], words[10], words[11]
+    out = floats(out_at, (num_pairs, inner))
+    for row in range(rows):
+        for i in range(min(sums.shape[1], inner - column)):
+            value = max(sums[row, i], np.float32(0.0))
+            out[first + row, column + i] = value * value
+
+
+@device_function
 def _finish_down(words: Any, first: int, rows: int, column: int, sums: Any) -> None:
     """Store the sums, times the weights of their pairs, in the order of the batch."""
     out_at, num_pairs, hidden = words[9], words[10], words[11]
@@ -162,10 +173,13 @@ def _in_place(panels: int, numbers: int, memory: Any) -> Any:
 _float32, _pairs = (make_multiply(kind, streams=True) for kind in (Float32(), BFloat16Pairs()))
 _unpacked = make_multiply(Float32())
 _gate_up_float32 = _make_kernel(_in_place, _float32, _finish_gate_up)
+_up_float32 = _make_kernel(_in_place, _float32, _finish_up)
 _down_float32 = _make_kernel(_in_place, _float32, _finish_down)
 _gate_up_pairs = _make_kernel(_in_place, _pairs, _finish_gate_up)
+_up_pairs = _make_kernel(_in_place, _pairs, _finish_up)
 _down_pairs = _make_kernel(_in_place, _pairs, _finish_down)
 _gate_up_unpacked = _make_kernel(unpack, _unpacked, _finish_gate_up)
+_up_unpacked = _make_kernel(unpack, _unpacked, _finish_up)
 _down_unpacked = _make_kernel(unpack, _unpacked, _finish_down)
 
 
@@ -176,6 +190,18 @@ def _compute_gate_up_float32(arguments: Any) -> None:
 
 def _compute_down_float32(arguments: Any) -> None:
     _down_float32(arguments)
+
+
+def _compute_up_float32(arguments: Any) -> None:
+    _up_float32(arguments)
+
+
+def _compute_up_pairs(arguments: Any) -> None:
+    _up_pairs(arguments)
+
+
+def _compute_up_unpacked(arguments: Any) -> None:
+    _up_unpacked(arguments)
 
 
 def _compute_gate_up_pairs(arguments: Any) -> None:
@@ -272,6 +298,11 @@ _gate_up = Product(
     _compiled(_compute_gate_up_pairs),
     _compiled(_compute_gate_up_unpacked),
 )
+_up = Product(
+    _compiled(_compute_up_float32),
+    _compiled(_compute_up_pairs),
+    _compiled(_compute_up_unpacked),
+)
 _down = Product(
     _compiled(_compute_down_float32),
     _compiled(_compute_down_pairs),
@@ -281,15 +312,18 @@ _add_ranks = _compiled(_add_ranks_of_rows)
 
 
 def activate(
-    x: Tensor, gate_up: ExpertWeights, inner: int, groups: Groups, activation: SwiGLU
+    x: Tensor, gate_up: ExpertWeights, inner: int, groups: Groups, activation: SwiGLU | None
 ) -> Tensor:
     """Compute the activation [num_pairs, inner] of the rows `x` [num_pairs, hidden_size].
 
     Rows are sorted by expert, in `x` and in the result. Panels of gate and up alternate in
-    memory.
+    memory. Without an activation, there are panels of up only, and max(up, 0) ** 2 is computed.
     """
     out = torch.empty(len(x), inner)
-    _gate_up(x, gate_up, groups, out, *activation_bits(activation))
+    if activation is None:
+        _up(x, gate_up, groups, out, 0, 0, 0)
+    else:
+        _gate_up(x, gate_up, groups, out, *activation_bits(activation))
     return out
 
 

@@ -29,18 +29,25 @@ class CpuExperts(TorchExperts):
 
     def pack(self) -> None:
         """Make the panels, and free the plain weights."""
+        super().pack()
         values = 2 if self._gate_up.dtype == torch.bfloat16 else 1
 
         def panels(weight: Tensor) -> Tensor:
             return make_panels(weight, -(-weight.shape[1] // values) * values, values)
 
-        self._gate_up_panels = ExpertWeights(
-            torch.stack([take_turns(panels(w[::2]), panels(w[1::2])) for w in self._gate_up]),
-            None if self._gate_up_bias is None else _gate_up_bias(self._gate_up_bias.float()),
-        )
+        if self._spec.plain:
+            first = torch.stack([panels(weight) for weight in self._gate_up])
+            order = _in_order
+        else:
+            first = torch.stack(
+                [take_turns(panels(w[::2]), panels(w[1::2])) for w in self._gate_up]
+            )
+            order = _gate_up_bias
+        bias = self._gate_up_bias
+        self._gate_up_panels = ExpertWeights(first, None if bias is None else order(bias.float()))
         self._down_panels = ExpertWeights(
             torch.stack([panels(weight) for weight in self._down]),
-            None if self._down_bias is None else _padded(self._down_bias.float()).flatten(1),
+            None if self._down_bias is None else _in_order(self._down_bias.float()),
         )
         del self._gate_up, self._down
 
@@ -55,7 +62,8 @@ class CpuExperts(TorchExperts):
         groups = Groups.of(expert_ids, spec.num_experts)
         rows = x.index_select(0, groups.pairs // expert_ids.shape[1])
         inner, panels = spec.intermediate_size, self._gate_up_panels
-        activated = activate(rows, panels, inner, groups, spec.activation)
+        activation = None if spec.plain else spec.activation
+        activated = activate(rows, panels, inner, groups, activation)
         weights = expert_weights.contiguous()
         has_absent = spec.first is not None
         return add_experts(
@@ -72,6 +80,11 @@ def take_turns(gate: Tensor, up: Tensor) -> Tensor:
 def _gate_up_bias(bias: Tensor) -> Tensor:
     """Bring biases [num_experts, 2 * intermediate_size] into the order of the panels."""
     return torch.stack((_padded(bias[:, ::2]), _padded(bias[:, 1::2])), dim=2).flatten(1)
+
+
+def _in_order(bias: Tensor) -> Tensor:
+    """Pad biases [num_experts, outputs] to whole panels."""
+    return _padded(bias).flatten(1)
 
 
 def _padded(bias: Tensor) -> Tensor:

@@ -29,4 +29,5 @@ class TritonExperts(TorchExperts):
             limit=activation.limit,
             up_offset=activation.up_offset,
             has_absent=self._spec.first is not None,
+            gated=not self._spec.plain,
         )

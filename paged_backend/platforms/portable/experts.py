@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_backend.checkpoint.moe import SwiGLU
+from paged_backend.checkpoint.moe import ExpertLayout, SwiGLU
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.experts import ExpertsSpec
 
@@ -15,8 +15,9 @@ class TorchExperts:
     """Dense weights; see :class:`~paged_backend.models.experts.ExpertsMethod`.
 
     The reference of other implementations, which computes one row at a time. The weights of gate
-    and up are [num_experts, 2 * intermediate_size, hidden_size] with gate and up in turns, so that
-    both kinds of checkpoints (`ExpertNames.fused`) are views of it.
+    and up are [num_experts, 2 * intermediate_size, hidden_size] with gate and up in turns. Tensors
+    of checkpoints are views of it, but `ExpertLayout.HALVES` is brought into this order by `pack`.
+    Plain experts have [num_experts, intermediate_size, hidden_size].
     """
 
     def __init__(self, spec: ExpertsSpec, dtype: torch.dtype, device: torch.device) -> None:
@@ -25,17 +26,27 @@ class TorchExperts:
 
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self._spec = spec
-        self._gate_up = empty(2 * inner, hidden)
+        both = inner if spec.plain else 2 * inner
+        self._gate_up = empty(both, hidden)
         self._down = empty(hidden, inner)
-        self._gate_up_bias = empty(2 * inner) if spec.bias else None
+        self._gate_up_bias = empty(both) if spec.bias else None
         self._down_bias = empty(hidden) if spec.bias else None
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        return self._fused_parameters() if self._spec.names.fused else self._separate_parameters()
+        match self._spec.names.layout:
+            case ExpertLayout.SEPARATE:
+                return self._separate_parameters()
+            case ExpertLayout.TURNS:
+                return self._parameters_in_turns()
+            case ExpertLayout.HALVES:
+                return {"gate_up_proj": self._gate_up, "down_proj": self._down}
 
     def pack(self) -> None:
-        """Do nothing: torch reads the weights as they are."""
+        """Bring gate and up into turns."""
+        if self._spec.names.layout is ExpertLayout.HALVES:
+            for weight in self._gate_up:
+                weight.copy_(torch.stack(weight.chunk(2), dim=1).flatten(0, 1))
 
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """Compute the weighted sum of the outputs of each row's experts, in the order of its ids.
@@ -59,10 +70,13 @@ class TorchExperts:
             return None if biases is None else biases[expert]
 
         gate_up = F.linear(x.clone(), self._gate_up[expert], bias(self._gate_up_bias))
-        activated = swiglu(gate_up[::2], gate_up[1::2], self._spec.activation)
+        if self._spec.plain:
+            activated = squared_relu(gate_up)
+        else:
+            activated = swiglu(gate_up[::2], gate_up[1::2], self._spec.activation)
         return F.linear(activated, self._down[expert], bias(self._down_bias))
 
-    def _fused_parameters(self) -> dict[str, Parameter]:
+    def _parameters_in_turns(self) -> dict[str, Parameter]:
         parameters: dict[str, Parameter] = {
             "gate_up_proj": self._gate_up.transpose(1, 2),
             "down_proj": self._down.transpose(1, 2),
@@ -78,10 +92,11 @@ class TorchExperts:
         tensors: dict[str, tuple[Tensor, Tensor]] = {"weight": (self._gate_up, self._down)}
         if self._gate_up_bias is not None and self._down_bias is not None:
             tensors["bias"] = self._gate_up_bias, self._down_bias
+        parts = self._spec.input_parts
         for kind, (gate_up, down) in tensors.items():
             for expert, number in enumerate(self._spec.numbers):
-                parameters[f"{number}.{names.gate}.{kind}"] = gate_up[expert, ::2]
-                parameters[f"{number}.{names.up}.{kind}"] = gate_up[expert, 1::2]
+                for first, name in enumerate(parts):
+                    parameters[f"{number}.{name}.{kind}"] = gate_up[expert, first :: len(parts)]
                 parameters[f"{number}.{names.down}.{kind}"] = down[expert]
         return parameters
 
@@ -94,6 +109,11 @@ def swiglu(gate: Tensor, up: Tensor, activation: SwiGLU) -> Tensor:
         up = up.clamp(-activation.limit, activation.limit)
     sigmoid = torch.sigmoid(activation.alpha * gate)
     return ((up + activation.up_offset) * (gate * sigmoid)).to(dtype)
+
+
+def squared_relu(up: Tensor) -> Tensor:
+    """Compute max(up, 0) ** 2 in float32, rounded once."""
+    return torch.relu(up.float()).square().to(up.dtype)
 
 
 def swiglu_of_rows(gate_up: Tensor, activation: SwiGLU) -> Tensor:

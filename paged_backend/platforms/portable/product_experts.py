@@ -9,7 +9,7 @@ from torch import Tensor
 from paged_backend.checkpoint.moe import SwiGLU
 from paged_backend.models.experts import ExpertsSpec
 from paged_backend.models.linear import LinearProduct
-from paged_backend.platforms.portable.experts import weighted_sum
+from paged_backend.platforms.portable.experts import squared_relu, weighted_sum
 
 
 class ProductExperts:
@@ -19,8 +19,10 @@ class ProductExperts:
 
     Args:
         spec: the sizes.
-        experts: two products of each expert: that with gate and up, and that with down.
-        activate: computes an activation [rows, intermediate_size] of rows of gate, then up.
+        experts: two products of each expert: that with gate and up, or up only if they are plain,
+            and that with down.
+        activate: computes an activation [rows, intermediate_size] of rows of gate, then up; for
+            experts that are not plain.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class ProductExperts:
     ) -> None:
         self._experts = experts
         self._activate = activate
-        self._activation = spec.activation
+        self._activation, self._plain = spec.activation, spec.plain
 
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """Compute the weighted sum of the outputs of each row's experts, in the order of its ids.
@@ -43,6 +45,9 @@ class ProductExperts:
         for expert in set(expert_ids.flatten().tolist()) - {len(self._experts)}:
             rows, ranks = (expert_ids == expert).nonzero(as_tuple=True)
             gate_up, down = self._experts[expert]
-            inner = self._activate(gate_up(x.index_select(0, rows)), self._activation)
-            outputs[rows, ranks] = down(inner)
+            numbers = gate_up(x.index_select(0, rows))
+            activated = (
+                squared_relu(numbers) if self._plain else self._activate(numbers, self._activation)
+            )
+            outputs[rows, ranks] = down(activated)
         return weighted_sum(outputs, expert_weights).to(x.dtype)
