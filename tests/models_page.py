@@ -79,7 +79,8 @@ the text. States have slots in a pool, which takes at most half of the cache's m
 cache keeps the state after every `mamba_block_size` tokens and at the end of prompts
 ([options](options.md)), and a prefix counts as cached up to the last state that is still there. On
 a GPU, prompts are computed row by row in these layers, which takes long; it has not been measured.
-Several ranks, speculation and adapters are refused for these models.
+Ranks divide states like heads ([parallel.md](parallel.md#models)). Speculation and adapters are
+refused for these models.
 """
 FALLBACK = """
 ## Models that transformers computes

@@ -113,15 +113,18 @@ class DeltaShape:
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield the tensors of the module, by name in it."""
+        convolved = self.keys_size, self.keys_size, self.values_size
         for name, size in self.large_parts.items():
-            yield from linear_tensors(name, self.hidden_size, size, False, 0)
+            sections = convolved if name == "in_proj_qkv" else ()
+            yield from linear_tensors(name, self.hidden_size, size, False, 0, sections)
         for name, size in self.small_parts.items():
-            yield f"{name}.weight", TensorSpec((size, self.hidden_size), Role.ROUTER)
+            yield f"{name}.weight", TensorSpec((size, self.hidden_size), Role.ROUTER, shard=0)
         yield from linear_tensors(self.output, self.values_size, self.hidden_size, False, 1)
         for name, size in self.convolutions.items():
-            yield f"{name}.weight", TensorSpec((size, 1, self.width), Role.CONVOLUTION)
-        yield "A_log", TensorSpec((self.num_value_heads,), Role.DECAY)
-        yield "dt_bias", TensorSpec((self.num_value_heads,), Role.DECAY)
+            sections = convolved if name == "conv1d" else ()
+            yield f"{name}.weight", _convolution(size, self.width, sections)
+        yield "A_log", _decay(self.num_value_heads)
+        yield "dt_bias", _decay(self.num_value_heads)
         yield f"{self.norm}.weight", TensorSpec((self.value_dim,), Role.NORM)
 
 
@@ -133,32 +136,34 @@ class ShortConvShape:
         hidden_size: size of a row.
         width: rows that the convolution sees, its own included.
         bias: whether the convolution and the linear layers have biases.
+        num_ranks: the number of ranks that divide the channels.
     """
 
     hidden_size: int
     width: int
     bias: bool
+    num_ranks: int = 1
 
     name = "conv"
 
     @property
     def kept_numbers(self) -> tuple[int, int]:
         """The numbers of a state in the model's dtype, and those in float32."""
-        return self.hidden_size * (self.width - 1), 0
+        return self.values_size * (self.width - 1), 0
 
     @property
     def values_size(self) -> int:
-        """The size of a row that the last linear layer reads."""
-        return self.hidden_size
+        """The channels, which the last linear layer reads."""
+        return self.hidden_size // self.num_ranks
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield the tensors of the module, by name in it."""
-        hidden = self.hidden_size
-        yield from linear_tensors("in_proj", hidden, 3 * hidden, self.bias, 0)
-        yield from linear_tensors("out_proj", hidden, hidden, self.bias, 1)
-        yield "conv.weight", TensorSpec((hidden, 1, self.width), Role.CONVOLUTION)
+        hidden, values = self.hidden_size, self.values_size
+        yield from linear_tensors("in_proj", hidden, 3 * values, self.bias, 0, (values,) * 3)
+        yield from linear_tensors("out_proj", values, hidden, self.bias, 1)
+        yield "conv.weight", _convolution(values, self.width)
         if self.bias:
-            yield "conv.bias", TensorSpec((hidden,), Role.BIAS)
+            yield "conv.bias", TensorSpec((values,), Role.BIAS, shard=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,16 +204,16 @@ class Mamba1Shape:
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield the tensors of the module, by name in it."""
         hidden, inner = self.hidden_size, self.values_size
-        yield from linear_tensors("in_proj", hidden, 2 * inner, self.bias, 0)
+        yield from linear_tensors("in_proj", hidden, 2 * inner, self.bias, 0, (inner, inner))
         yield from linear_tensors("out_proj", inner, hidden, self.bias, 1)
-        yield "conv1d.weight", TensorSpec((inner, 1, self.width), Role.CONVOLUTION)
+        yield "conv1d.weight", _convolution(inner, self.width)
         if self.conv_bias:
-            yield "conv1d.bias", TensorSpec((inner,), Role.BIAS)
-        yield "x_proj.weight", TensorSpec((sum(self.norms.values()), inner), Role.ROUTER)
-        yield "dt_proj.weight", TensorSpec((inner, self.rank), Role.ROUTER)
-        yield "dt_proj.bias", TensorSpec((inner,), Role.DECAY)
-        yield "A_log", TensorSpec((inner, self.state_dim), Role.DECAY)
-        yield "D", TensorSpec((inner,), Role.DECAY)
+            yield "conv1d.bias", TensorSpec((inner,), Role.BIAS, shard=0)
+        yield "x_proj.weight", TensorSpec((sum(self.norms.values()), inner), Role.ROUTER, shard=1)
+        yield "dt_proj.weight", TensorSpec((inner, self.rank), Role.ROUTER, shard=0)
+        yield "dt_proj.bias", _decay(inner)
+        yield "A_log", _decay(inner, self.state_dim)
+        yield "D", _decay(inner)
         for name, size in self.norms.items():
             yield f"{name}.weight", TensorSpec((size,), Role.NORM)
 
@@ -233,6 +238,7 @@ class Mamba2Shape:
         norm_before_gate: whether the norm is computed before the gates multiply.
         factors: factors on the gates, values, B, C and time steps of the first linear layer; empty
             for none.
+        divided_norm: each rank has a part of the only group, which has one norm.
     """
 
     name: str = "mamba"
@@ -249,6 +255,7 @@ class Mamba2Shape:
     normed: bool = True
     norm_before_gate: bool = False
     factors: tuple[float, ...] = ()
+    divided_norm: bool = False
 
     @property
     def kept_numbers(self) -> tuple[int, int]:
@@ -278,15 +285,17 @@ class Mamba2Shape:
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield the tensors of the module, by name in it."""
         hidden, values = self.hidden_size, self.values_size
-        yield from linear_tensors("in_proj", hidden, sum(self.sections), self.in_bias, 0)
+        convolved = values, self.groups_size, self.groups_size
+        size, sections = sum(self.sections), (values, *convolved, self.num_heads)
+        yield from linear_tensors("in_proj", hidden, size, self.in_bias, 0, sections)
         yield from linear_tensors("out_proj", values, hidden, self.out_bias, 1)
-        yield "conv1d.weight", TensorSpec((self.channels, 1, self.width), Role.CONVOLUTION)
+        yield "conv1d.weight", _convolution(self.channels, self.width, convolved)
         if self.conv_bias:
-            yield "conv1d.bias", TensorSpec((self.channels,), Role.BIAS)
+            yield "conv1d.bias", TensorSpec((self.channels,), Role.BIAS, 0, convolved)
         for name in ("A_log", "D", "dt_bias"):
-            yield name, TensorSpec((self.num_heads,), Role.DECAY)
+            yield name, _decay(self.num_heads)
         if self.normed:
-            yield "norm.weight", TensorSpec((values,), Role.NORM)
+            yield "norm.weight", TensorSpec((values,), Role.NORM, shard=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,14 +332,24 @@ class RgLruShape:
         for name in ("linear_y", "linear_x"):
             yield from linear_tensors(name, hidden, values, True, 0)
         yield from linear_tensors("linear_out", values, hidden, True, 1)
-        yield "conv_1d.weight", TensorSpec((values, 1, self.width), Role.CONVOLUTION)
-        yield "conv_1d.bias", TensorSpec((values,), Role.BIAS)
-        yield "rg_lru.recurrent_param", TensorSpec((values,), Role.DECAY)
+        yield "conv_1d.weight", _convolution(values, self.width)
+        yield "conv_1d.bias", TensorSpec((values,), Role.BIAS, shard=0)
+        yield "rg_lru.recurrent_param", _decay(values)
         for name in ("input_gate", "recurrent_gate"):
-            weight = TensorSpec((self.num_blocks, size, size), Role.ROUTER)
+            weight = TensorSpec((self.num_blocks, size, size), Role.ROUTER, shard=0)
             yield f"rg_lru.{name}_weight", weight
-            yield f"rg_lru.{name}_bias", TensorSpec((self.num_blocks, size), Role.BIAS)
+            yield f"rg_lru.{name}_bias", TensorSpec((self.num_blocks, size), Role.BIAS, shard=0)
 
 
 StateMixer = DeltaShape | Mamba1Shape | Mamba2Shape | RgLruShape | ShortConvShape
 """What a layer has in place of attention."""
+
+
+def _convolution(channels: int, width: int, sections: tuple[int, ...] = ()) -> TensorSpec:
+    """Return the weight of a convolution of each channel, which ranks divide."""
+    return TensorSpec((channels, 1, width), Role.CONVOLUTION, 0, sections)
+
+
+def _decay(*shape: int) -> TensorSpec:
+    """Return numbers of decay, of which ranks divide the first dimension."""
+    return TensorSpec(shape, Role.DECAY, shard=0)

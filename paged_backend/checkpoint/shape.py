@@ -271,6 +271,11 @@ class ModelShape:
         return self.variant.windows or (None,) * self.num_layers
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that have attention."""
+        return tuple(filter(self.variant.has_attention, range(self.num_layers)))
+
+    @property
     def attention_windows(self) -> Windows:
         """The windows of the layers that have attention."""
         windows = enumerate(self.windows)

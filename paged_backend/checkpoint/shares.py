@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paged_backend.checkpoint.mixer_shares import divide_mixers, part_of
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.moe import ExpertLayout, MoeShape
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.tensors import Role, TensorSpec
 from paged_backend.checkpoint.tied_embeddings import EMBEDDING, OUTPUT_LAYER
-from paged_backend.values.errors import ConfigError, option_error
-
-OPTION = "tensor_parallel_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def divide(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> ModelConf
     Raises:
         ConfigError: a size does not divide.
     """
-    heads = _part(config.num_heads, num_ranks, "heads of queries")
+    heads = part_of(config.num_heads, num_ranks, "heads of queries")
     moe = None if config.moe is None else _divide_experts(config.moe, num_ranks, by_expert)
     moe_layers = config.variant.moe_layers or (True,)
     has_mlp = config.moe is None or config.moe.beside_mlp or not all(moe_layers)
@@ -81,20 +79,24 @@ def divide(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> ModelConf
         config,
         num_heads=heads,
         num_kv_heads=_kv_heads(config.num_kv_heads, num_ranks),
-        intermediate_size=_part(inner, num_ranks, "intermediate_size") if has_mlp else inner,
-        variant=replace(config.variant, moe=moe),
+        intermediate_size=part_of(inner, num_ranks, "intermediate_size") if has_mlp else inner,
+        variant=replace(
+            config.variant,
+            moe=moe,
+            state_mixers=divide_mixers(config.variant.state_mixers, num_ranks),
+        ),
     )
 
 
 def _divide_experts(moe: MoeShape, num_ranks: int, by_expert: bool) -> MoeShape:
     inner = moe.intermediate_size
     if by_expert:
-        _part(moe.num_experts, num_ranks, "experts")
+        part_of(moe.num_experts, num_ranks, "experts")
     else:
-        inner = _part(inner, num_ranks, "intermediate size of an expert")
+        inner = part_of(inner, num_ranks, "intermediate size of an expert")
     shared = moe.shared_expert
     if shared is not None:
-        size = _part(shared.intermediate_size, num_ranks, "intermediate size of a shared expert")
+        size = part_of(shared.intermediate_size, num_ranks, "intermediate size of a shared expert")
         shared = replace(shared, intermediate_size=size)
     return replace(moe, intermediate_size=inner, shared_expert=shared)
 
@@ -102,17 +104,7 @@ def _divide_experts(moe: MoeShape, num_ranks: int, by_expert: bool) -> MoeShape:
 def _kv_heads(number: int, num_ranks: int) -> int:
     if num_ranks > number and num_ranks % number == 0:
         return 1
-    return _part(number, num_ranks, "heads of keys and values")
-
-
-def _part(size: int, num_ranks: int, name: str) -> int:
-    if size % num_ranks:
-        raise _indivisible(size, num_ranks, name)
-    return size // num_ranks
-
-
-def _indivisible(size: int, num_ranks: int, name: str) -> ConfigError:
-    return option_error(OPTION, f"must divide the model's {size} {name}; got {num_ranks}")
+    return part_of(number, num_ranks, "heads of keys and values")
 
 
 def shares_of(

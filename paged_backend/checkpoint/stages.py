@@ -7,6 +7,7 @@ norm and the output layer.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.tensor_names import usual_name
@@ -79,3 +80,29 @@ def stage_of(num_layers: int, number: int, num_stages: int) -> Stage:
         stage * size + min(max(0, stage - first_larger), others) for stage in (number, number + 1)
     ]
     return Stage(range(*starts), num_layers)
+
+
+def problem_of_stages(
+    attention_layers: Sequence[int], num_layers: int, num_stages: int
+) -> str | None:
+    """Return why a model cannot have some number of stages; None if it can.
+
+    A stage without attention would have no KV cache.
+
+    Args:
+        attention_layers: the numbers of the layers with attention.
+        num_layers: the number of all layers.
+        num_stages: the number of stages.
+
+    Raises:
+        ConfigError: there are more stages than layers.
+    """
+    for number in range(num_stages):
+        layers = stage_of(num_layers, number, num_stages).layers
+        if not any(layer in layers for layer in attention_layers):
+            return (
+                "must be so small that each stage has a layer with attention; of "
+                f"{num_stages} stages, number {number + 1} has the layers {layers.start} to "
+                f"{layers.stop - 1}, none of which has attention"
+            )
+    return None

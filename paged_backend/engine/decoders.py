@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.model_config import ModelConfig
-from paged_backend.checkpoint.shape import Windows
+from paged_backend.checkpoint.stages import problem_of_stages
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
 from paged_backend.engine.draft_models import load_draft_model
 from paged_backend.engine.loaded_model import (
@@ -20,6 +21,7 @@ from paged_backend.engine.loaded_model import (
 )
 from paged_backend.engine.state_pool import refuse_with_states, sized
 from paged_backend.models.adapter_slots import AdapterSlots
+from paged_backend.models.attention import AttentionLayer
 from paged_backend.models.base import Model
 from paged_backend.models.division import ONE_RANK, Ranks
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
@@ -33,6 +35,7 @@ from paged_backend.quantization.read import read_quantization
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import (
+    KVCacheGroup,
     KVCacheLayout,
     StateLayout,
     group_layers_of_stage,
@@ -78,7 +81,12 @@ class StoredDecoder:
         if self.is_reranker:
             refuse_stages(ranks, "for a model that scores pairs of texts")
         if config.variant.state_mixers:
-            refuse_with_states(options, ranks)
+            refuse_with_states(options)
+        windows = dict(zip(config.attention_layers, config.attention_windows, strict=True))
+        if ranks.pipeline is not None:
+            problem = problem_of_stages(list(windows), config.num_layers, ranks.pipeline.size)
+            if problem is not None:
+                raise option_error("pipeline_parallel_size", problem)
         has_output_layer = config.has_output_layer and pooling is None
         config = replace(config, has_output_layer=has_output_layer)
         by_expert = options.enable_expert_parallel
@@ -94,7 +102,7 @@ class StoredDecoder:
             adapters=adapters,
         )
         return _with_kv_pool(
-            model, platform, limits, options, quantization, ranks, config.windows, adapters
+            model, platform, limits, options, quantization, ranks, windows, adapters
         )
 
 
@@ -144,7 +152,8 @@ class StoredFallback:
             )
         model = load_transformers_model(self.options, self.config, self.folder, platform, ranks)
         options = replace(self.options, enforce_eager=True)  # not all of its code can be captured
-        return _with_kv_pool(model, platform, limits, options, None, ranks, model.windows)
+        windows = dict(enumerate(model.windows))
+        return _with_kv_pool(model, platform, limits, options, None, ranks, windows)
 
 
 def _with_kv_pool(
@@ -152,9 +161,9 @@ def _with_kv_pool(
     platform: Platform,
     limits: StepLimits,
     options: EngineConfig,
-    quantization: Quantization | None = None,
-    ranks: Ranks = ONE_RANK,
-    windows: Windows = (),
+    quantization: Quantization | None,
+    ranks: Ranks,
+    windows: Mapping[int, int | None],
     adapters: AdapterSlots | None = None,
 ) -> LoadedModel:
     """Size the KV pool of a model with weights, and make its model runner.
@@ -166,7 +175,7 @@ def _with_kv_pool(
         options: the engine's options.
         quantization: how the checkpoint is quantized; None if it is not.
         ranks: the ranks, which get equal numbers of blocks.
-        windows: the windows of all layers, also of other stages; not needed with one stage.
+        windows: the windows of all layers with attention, also of other stages, by their numbers.
         adapters: holds the LoRA adapters; None for a model without any.
     """
     loaded_s, max_model_len = time.monotonic(), model.max_model_len
@@ -179,23 +188,22 @@ def _with_kv_pool(
     kv_format = kv_cache_format(kv_dtype, layers, platform.kv_dtypes)
     groups = None
     if ranks.pipeline is not None:
-        numbers = range(layers[0].index, layers[-1].index + 1)
-        groups = group_layers_of_stage(windows, max_model_len, numbers)
+        groups = _groups_of_stage(windows, max_model_len, layers)
     spec = KVCacheSpec.of(layers, options.block_size, kv_format, max_model_len, groups)
     layout = KVCacheLayout(
         options.block_size,
         limits.max_num_batched_tokens,
         tuple(group.window for group in spec.groups),
     )
-    states = StateSpec(tuple(model.state_layers)) if model.state_layers else None
-    spec = replace(spec, states=states)
+    if model.state_layers:
+        spec = replace(spec, states=StateSpec(tuple(model.state_layers)))
     draft = load_draft_model(options, platform, model, layout)
     specs = [spec] if draft is None else [spec, draft.spec]
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
+    states = sized(model.state_layers, budget, limits, ranks, platform.device)
+    spec = replace(spec, states=states)
     if states is not None:
-        states = sized(states, budget, limits)
         budget -= states.num_slots * states.bytes_per_slot
-        spec = replace(spec, states=states)
         interval = options.state_interval
         layout = replace(layout, states=StateLayout(states.num_slots, interval))
     block_bytes = sum(each.bytes_per_block for each in specs)
@@ -219,6 +227,25 @@ def _with_kv_pool(
         loaded_s=loaded_s,
         adapters=adapters,
         draft_model=None if draft is None else draft.model,
+    )
+
+
+def _groups_of_stage(
+    windows: Mapping[int, int | None], max_model_len: int, layers: Sequence[AttentionLayer]
+) -> tuple[KVCacheGroup, ...]:
+    """Return the groups of the layers of a stage; see `group_layers_of_stage`.
+
+    Args:
+        windows: see `_with_kv_pool`.
+        max_model_len: maximum number of tokens of a sequence.
+        layers: the layers with attention of this stage.
+    """
+    numbers = list(windows)
+    places = range(numbers.index(layers[0].index), numbers.index(layers[-1].index) + 1)
+    groups = group_layers_of_stage(list(windows.values()), max_model_len, places)
+    return tuple(
+        KVCacheGroup(group.window, tuple(numbers[place] for place in group.layers))
+        for group in groups
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from paged_backend.engine.loaded_model import refuse_stages, refuse_tensor_ranks
+import torch
+
 from paged_backend.models.division import Ranks
-from paged_backend.models.states import StateSpec
+from paged_backend.models.states import StateLayer, StateSpec
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import MIN_STATE_SLOTS, num_state_slots
@@ -15,31 +17,54 @@ from paged_backend.values.options.scheduling import StepLimits
 _WITH_STATES = "for a model with layers that keep a state for each sequence"
 
 
-def refuse_with_states(options: EngineConfig, ranks: Ranks) -> None:
+def refuse_with_states(options: EngineConfig) -> None:
     """Check that a model with states has what the options ask for.
 
     Raises:
         ConfigError: it has not.
     """
-    refuse_tensor_ranks(ranks, _WITH_STATES)
-    refuse_stages(ranks, _WITH_STATES)
     if options.speculative_config is not None:
         raise option_error("speculative_config", f"cannot be used {_WITH_STATES}")
     if options.enable_lora:
         raise option_error("enable_lora", f"can only be false {_WITH_STATES}")
 
 
-def sized(states: StateSpec, budget: int, limits: StepLimits) -> StateSpec:
-    """Return the states with the slots that have room in a part of the pool.
+def sized(
+    layers: Sequence[StateLayer],
+    budget: int,
+    limits: StepLimits,
+    ranks: Ranks,
+    device: torch.device,
+) -> StateSpec | None:
+    """Return the states of a rank, with the slots that have room in a part of the pool of each.
+
+    Args:
+        layers: the rank's layers with a state. Other stages may have others.
+        budget: bytes of the rank's pool.
+        limits: limits of a step.
+        ranks: the ranks, which get equal numbers of slots.
+        device: where ranks exchange tensors.
+
+    Returns:
+        None if no rank has a layer with a state.
 
     Raises:
         ConfigError: there is no room for one sequence.
     """
-    num_slots = num_state_slots(budget, states.bytes_per_slot, limits.max_num_seqs)
+    states = StateSpec(tuple(layers))
+    room = torch.tensor([budget, states.bytes_per_slot], device=device)
+    rooms = [(size, each) for size, each in ranks.gather(room).tolist() if each]
+    if not rooms:
+        return None
+    num_slots, pool, slot = min((_num_slots(*each, limits), *each) for each in rooms)
     if num_slots < MIN_STATE_SLOTS:
         raise ConfigError(
-            f"option kv_cache_memory_bytes: half of {budget} bytes hold {num_slots} states of "
-            f"{states.bytes_per_slot} bytes each, but one sequence needs {MIN_STATE_SLOTS}; give "
-            f"{2 * MIN_STATE_SLOTS * states.bytes_per_slot} bytes or more"
+            f"option kv_cache_memory_bytes: half of {pool} bytes hold {num_slots} states of "
+            f"{slot} bytes each, but one sequence needs {MIN_STATE_SLOTS}; give "
+            f"{2 * MIN_STATE_SLOTS * slot} bytes or more"
         )
     return replace(states, num_slots=num_slots)
+
+
+def _num_slots(budget: int, slot: int, limits: StepLimits) -> int:
+    return num_state_slots(budget, slot, limits.max_num_seqs)

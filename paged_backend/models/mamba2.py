@@ -49,7 +49,7 @@ class Mamba2:
         self._heads = {
             name: torch.empty(shape.num_heads, device=device) for name in ("A_log", "D", "dt_bias")
         }
-        self._norm = GroupNorm(values, shape.num_groups, eps, kernels) if shape.normed else None
+        self._norm = GroupNorm(shape, eps, kernels) if shape.normed else None
         self._factors = _section_factors(shape, kernels)
         self.kept_state = StateLayer(
             index,
@@ -126,23 +126,23 @@ class GroupNorm:
     """An RMS norm of each of several groups of consecutive numbers of a row.
 
     Args:
-        size: size of a row.
-        num_groups: groups of a row, all of one size.
+        shape: sizes.
         eps: epsilon of the norm.
         kernels: the platform.
 
     Attributes:
-        weight: [size], to be filled.
+        weight: [values_size], to be filled.
     """
 
-    def __init__(self, size: int, num_groups: int, eps: float, kernels: Kernels) -> None:
-        self.weight = torch.empty(size, dtype=kernels.dtype, device=kernels.device)
-        self._ones = torch.ones(size // num_groups, dtype=kernels.dtype, device=kernels.device)
-        self._is_one = num_groups == 1
-        self._eps, self._rms_norm = eps, kernels.layers.rms_norm
+    def __init__(self, shape: Mamba2Shape, eps: float, kernels: Kernels) -> None:
+        size, dtype, device = shape.values_size, kernels.dtype, kernels.device
+        self.weight = torch.empty(size, dtype=dtype, device=device)
+        self._ones = torch.ones(size // shape.num_groups, dtype=dtype, device=device)
+        self._is_one, self._eps = shape.num_groups == 1, eps
+        self._rms_norm = kernels.token_norm if shape.divided_norm else kernels.layers.rms_norm
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Compute the norm of rows of `x` [rows, size]."""
+        """Compute the norm of rows of `x` [rows, values_size]."""
         if self._is_one:
             return self._rms_norm(x, self.weight, self._eps)
         groups = self._rms_norm(x.reshape(-1, len(self._ones)), self._ones, self._eps)

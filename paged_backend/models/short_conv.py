@@ -29,13 +29,14 @@ class ShortConv:
         self, shape: ShortConvShape, index: int, layer_name: str, kernels: Kernels
     ) -> None:
         self.name = shape.name
-        hidden, bias, prefix = shape.hidden_size, shape.bias, f"{layer_name}.{shape.name}"
-        self.in_proj = kernels.linear(LinearSpec(hidden, {"in_proj": 3 * hidden}, bias, prefix))
-        self.o_proj = kernels.linear(LinearSpec(hidden, {"out_proj": hidden}, bias, prefix))
+        hidden, values = shape.hidden_size, shape.values_size
+        bias, prefix = shape.bias, f"{layer_name}.{shape.name}"
+        self.in_proj = kernels.linear(LinearSpec(hidden, {"in_proj": 3 * values}, bias, prefix))
+        self.o_proj = kernels.linear(LinearSpec(values, {"out_proj": hidden}, bias, prefix))
         dtype, device = kernels.dtype, kernels.device
-        self._weight = torch.empty(hidden, 1, shape.width, dtype=dtype, device=device)
-        self._bias = torch.empty(hidden, dtype=dtype, device=device) if bias else None
-        self.kept_state = StateLayer(index, (KeptTensor((hidden, shape.width - 1), dtype),))
+        self._weight = torch.empty(values, 1, shape.width, dtype=dtype, device=device)
+        self._bias = torch.empty(values, dtype=dtype, device=device) if bias else None
+        self.kept_state = StateLayer(index, (KeptTensor((values, shape.width - 1), dtype),))
 
     @property
     def reader(self) -> LinearMethod:
@@ -55,7 +56,7 @@ class ShortConv:
         self._weight = self._weight.squeeze(1)
 
     def mix(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
-        """Compute what `o_proj` reads, [num_tokens, hidden_size]; see `Mixer.mix`."""
+        """Compute what `o_proj` reads, [num_tokens, values_size]; see `Mixer.mix`."""
         states = backend.open_states
         before, after, values = self.in_proj(x).chunk(3, dim=1)
         (pool,) = states.of(self.kept_state)

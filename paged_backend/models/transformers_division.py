@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from paged_backend.checkpoint.shares import OPTION, Share, Shares
+from paged_backend.checkpoint.mixer_shares import OPTION
+from paged_backend.checkpoint.shares import Share, Shares
 from paged_backend.models.division import Group
 from paged_backend.values.errors import option_error
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle import Oracle, make_engine
+from checkpoints import make_checkpoint
+from ranks_in_threads import load_first_rank, make_ranks_engine
 from torch import Tensor
 
 from paged_backend.checkpoint.config_file import ConfigFile
@@ -517,16 +518,44 @@ def test_gpus_that_share_latent_attention_divide_its_heads() -> None:
     assert list(group_sizes(deepseek_v3())) == [1, 2, 4, 8, 16, 32, 64]
 
 
-def test_states_of_qwen3_next_as_the_engine_counts_them(tmp_path: Path) -> None:
-    """Its blocks and slots, in the memory that the engine has."""
-    oracle = Oracle("qwen3-next", tmp_path)
-    info = make_engine(oracle.folder, max_num_seqs=2).executor.info
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_states_of_qwen3_next_as_the_engine_counts_them(
+    tensor: int, pipeline: int, tmp_path: Path
+) -> None:
+    """Its blocks and slots, in the memory that each rank of an engine has."""
+    kinds = ["linear_attention", "linear_attention", "full_attention", "full_attention"]
+    make_checkpoint("qwen3-next", tmp_path, num_hidden_layers=4, layer_types=kinds)
+    ranks = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    problem = (
+        "option pipeline_parallel_size must be so small that each stage has a layer with "
+        "attention; of 2 stages, number 1 has the layers 0 to 1, none of which has attention"
+    )
+    if pipeline > 1:
+        with pytest.raises(ConfigError, match=problem):
+            load_first_rank(tmp_path, **ranks)
+        kinds[1:3] = kinds[2:0:-1]
+        make_checkpoint("qwen3-next", tmp_path, num_hidden_layers=4, layer_types=kinds)
+    info = make_ranks_engine(tmp_path, max_num_seqs=2, **ranks).executor.info
     shape = read_shape(ConfigFile.read(tmp_path / "config.json"))
-    weights = WEIGHT_TYPES["float32"]
-    slot_bytes = state_bytes(shape, weights)
-    num_slots = num_state_slots(16 * 2**20, slot_bytes, 2)
+    weights, kv32, pool = WEIGHT_TYPES["float32"], KV_TYPES["float32"], 16 * 2**20
+    # Each of 2 layers: 3 earlier inputs of 2 * 32 + 96 channels, and 4 heads of 16 x 24.
+    slot_bytes = 2 * 4 * (3 * (2 * 32 + 96) + 4 * 16 * 24)
+    assert state_bytes(shape, weights) == slot_bytes
+    group = Group(tensor, pipeline)
+    for stage in group.stages(shape.num_layers):
+        of_rank = state_bytes(shape, weights, tensor, stage)
+        assert of_rank == slot_bytes // group.num_gpus
+    num_slots = num_state_slots(pool, of_rank, 2)
     assert info.kv_layout.states is not None
     assert info.kv_layout.states.num_slots == num_slots
-    assert KvSizes.of(shape, KV_TYPES["float32"]).bytes_per_token == info.kv_bytes_per_token
-    left = 16 * 2**20 - num_slots * slot_bytes
-    assert info.num_blocks == left // (16 * info.kv_bytes_per_token)
+    per_token = KvSizes.of(shape, kv32, tensor).bytes_per_token // pipeline
+    assert per_token == info.kv_bytes_per_token
+    assert info.num_blocks == (pool - num_slots * of_rank) // (16 * per_token)
+    limits = EngineConfig(max_num_seqs=2).step_limits(GPU_LIMITS)
+    planned = MemoryPlanner(shape, weights, kv32, find_gpu("l4"), 0.9, 16, limits, 512)
+    memory = planned.divide(group)
+    num_slots = num_state_slots(2**40, of_rank, 2)
+    left = int(0.9 * find_gpu("l4").memory_bytes) - CONTEXT_BYTES - num_slots * of_rank
+    assert memory.pool_bytes == left - memory.weight_bytes - memory.step_bytes
+    assert memory.num_blocks == memory.pool_bytes // (16 * per_token) - 1
+    assert list(group_sizes(shape)) == [1, 2]

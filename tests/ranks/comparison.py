@@ -23,7 +23,10 @@ def answers_with_preemption(folder: Path, **options: object) -> Answers:
     """Answer with room for one and a half longest sequences."""
     info = make_ranks_engine(folder, **STEPS, **options).executor.info
     num_blocks = info.kv_layout.max_blocks(0, STEPS["max_model_len"]) * 3 // 2 + 1
-    num_bytes = num_blocks * (POOL_BYTES // info.num_blocks)
+    block_bytes = POOL_BYTES // info.num_blocks
+    if info.kv_layout.states is not None:  # half of the bytes are for states
+        block_bytes = 2 * info.kv_layout.block_size * info.kv_bytes_per_token
+    num_bytes = num_blocks * block_bytes
     engine = make_ranks_engine(folder, **STEPS, **options, kv_cache_memory_bytes=num_bytes)
     assert engine.executor.info.num_blocks == num_blocks
     return answers_of(engine)
@@ -47,6 +50,7 @@ def compare(
     layouts: list[dict[str, object]],
     *,
     tolerance: float = 1e-4,
+    preempted: bool = True,
     **options: object,
 ) -> None:
     """Compare the answers of several ranks with those of one, in each layout.
@@ -55,8 +59,15 @@ def compare(
         folder: the checkpoint.
         layouts: the options that say how many ranks there are.
         tolerance: the largest difference of log-probabilities.
+        preempted: the pool is so small that sequences are preempted.
         options: options of all engines.
     """
-    one = answers_with_preemption(folder, **options)
+
+    def answer(**layout: object) -> Answers:
+        if preempted:
+            return answers_with_preemption(folder, **options, **layout)
+        return answers_of(make_ranks_engine(folder, **STEPS, **options, **layout))
+
+    one = answer()
     for layout in layouts:
-        assert_equal(one, answers_with_preemption(folder, **options, **layout), tolerance)
+        assert_equal(one, answer(**layout), tolerance, preempted=preempted)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from checkpoints import make_checkpoint
 from comparison import PP2, STEPS, TP2, TP2_PP2, assert_equal
-from oracle import make_engine
+from oracle import Oracle, make_engine, mixed_work, run, tokens_of
 from requests_of_every_sort import all_sorts, answers_of
 
 from paged_backend.engine.llm import LLM
@@ -45,6 +45,13 @@ def test_models_that_transformers_computes(
     assert_equal(answers_of(one), answers_of(several), preempted=False)
     for name in ("weight_bytes", "kv_bytes_per_token"):
         assert getattr(several.executor.info, name) < 0.75 * getattr(one.executor.info, name)
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "granite-hybrid", "lfm2", "jamba"])
+def test_greedy_tokens_of_states(family: str, tmp_path: Path) -> None:
+    """They are those of transformers."""
+    oracle, work = Oracle(family, tmp_path), mixed_work(6)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, **STEPS, **TP2), work)))
 
 
 # --- ends of ranks -------------------------------------------------------------------------------

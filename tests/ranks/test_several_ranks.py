@@ -24,6 +24,11 @@ from paged_backend.values.sampling_params import SamplingParams
 
 Layouts = list[dict[str, object]]
 
+# Two layers of each kind, so that each of two stages has one.
+_TWICE = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
+_SHORT = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
+_TWO_BLOCKS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+
 
 @pytest.fixture(autouse=True)
 def torch_threads() -> Iterator[None]:
@@ -61,6 +66,29 @@ def test_tokens_are_those_of_one_rank(
 ) -> None:
     make_checkpoint(family, tmp_path, **values)
     compare(tmp_path, layouts)
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "layouts"),
+    [
+        pytest.param("qwen3-next", _TWICE, [TP2, PP2, EP2], id="gated delta, fused projections"),
+        pytest.param("qwen3.5", _TWICE, [TP2_PP2], id="gated delta, sections"),
+        pytest.param("olmo-hybrid", {}, [TP2], id="gated delta, separate projections"),
+        pytest.param("bamba", {}, [TP2], id="Mamba-2, a group of heads for each rank"),
+        pytest.param("granite-hybrid-rope", _TWICE, [TP2_PP2], id="Mamba-2, one group with a norm"),
+        pytest.param("falcon-h1", {}, [TP2_PP2], id="Mamba-2 beside attention"),
+        pytest.param("lfm2-bias", _SHORT, [TP2, PP2], id="short convolutions with biases"),
+        pytest.param("lfm2-moe", {}, [EP2], id="short convolutions and experts"),
+        pytest.param("jamba", {}, [TP2, EP2], id="Mamba with a bias, and experts"),
+        pytest.param("recurrent-gemma", _TWO_BLOCKS, [TP2], id="RG-LRU"),
+    ],
+)
+def test_tokens_of_states_are_those_of_one_rank(
+    family: str, values: dict[str, Any], layouts: Layouts, tmp_path: Path
+) -> None:
+    """States of some families are so large that half of a small pool would not hold them."""
+    make_checkpoint(family, tmp_path, **values)
+    compare(tmp_path, layouts, preempted=family in ("lfm2-bias", "recurrent-gemma"))
 
 
 def test_three_stages_that_have_different_layers(tmp_path: Path) -> None:
@@ -195,6 +223,8 @@ def embeddings(engine: Engine, prompts: list[list[int]]) -> torch.Tensor:
     ("family", "num_ranks", "message"),
     [
         ("smollm", 2, "must divide the model's 3 heads of queries; got 2"),
+        ("qwen3-next", 4, "must divide the model's 2 heads of keys of linear_attn; got 4"),
+        ("bamba", 4, "must divide the model's 2 groups of heads of mamba; got 4"),
         ("llama3", 3, "must divide the model's 8 heads of queries; got 3"),
         ("gpt2", 2, "can only be 1 for GPT2LMHeadModel, for which transformers has no plan"),
         ("cohere2", 3, "must divide the model's 4 num_attention_heads; got 3"),

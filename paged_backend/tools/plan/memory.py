@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from paged_backend.checkpoint.mixer_shares import divide_mixers
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.stages import Stage
 from paged_backend.tools.plan.gpus import MIB, Gpu
 from paged_backend.tools.plan.groups import Group
 from paged_backend.tools.plan.number_types import KvType, WeightType
 from paged_backend.tools.plan.sizes import KvSizes, count_parameters, state_bytes
+from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
@@ -69,18 +72,17 @@ class MemoryPlanner:
         sizes = KvSizes.of(self.shape, self.kv, group.tensor)
         windows = self.shape.attention_windows
         groups = group_layers(windows, self.max_model_len)
-        pool -= self._bytes_of_states(pool)
-        block_bytes = max(
-            sizes.block_bytes(self._groups_of_stage(stage), self.block_size)
-            for stage in group.stages(self.shape.num_layers)
-        )
-        blocks = max(0, pool // block_bytes - _NULL_BLOCKS)
+        blocks, left = math.inf, pool
+        for stage, states in self._bytes_of_states(group, pool):
+            block_bytes = sizes.block_bytes(self._groups_of_stage(stage), self.block_size)
+            blocks = min(blocks, max(0, (pool - states) // block_bytes - _NULL_BLOCKS))
+            left = min(left, pool - states)
         layout = KVCacheLayout(
             self.block_size,
             self.limits.max_num_batched_tokens,
             tuple(group.window for group in groups),
         )
-        return Memory(group, group.num_gpus, weights, step, pool, blocks, layout)
+        return Memory(group, group.num_gpus, weights, step, left, int(blocks), layout)
 
     def least(self, groups: Iterable[Group], num_tokens: int, num_sequences: int) -> Memory | None:
         """Divide the memory of the first group that fits `num_sequences` sequences at once.
@@ -94,15 +96,26 @@ class MemoryPlanner:
         return None
 
     def _groups_of_stage(self, stage: Stage) -> tuple[KVCacheGroup, ...]:
-        windows = self.shape.attention_windows
-        if len(windows) < self.shape.num_layers:  # a model with states has one stage
-            return group_layers(windows, self.max_model_len)
-        return group_layers_of_stage(windows, self.max_model_len, stage.layers)
+        """The groups with the places of layers among those that have attention."""
+        numbers = self.shape.attention_layers
+        first = sum(number < stage.layers.start for number in numbers)
+        count = sum(number in stage.layers for number in numbers)
+        places = range(first, first + count)
+        return group_layers_of_stage(self.shape.attention_windows, self.max_model_len, places)
 
-    def _bytes_of_states(self, pool: int) -> int:
-        """Bytes of the slots for states of sequences."""
-        slot = state_bytes(self.shape, self.weights)
-        return slot and slot * num_state_slots(pool, slot, self.limits.max_num_seqs)
+    def _bytes_of_states(self, group: Group, pool: int) -> Iterator[tuple[Stage, int]]:
+        """Yield each stage, with the bytes of its slots for states of sequences on each GPU.
+
+        All stages have the same number of slots.
+        """
+        slots = {
+            stage: state_bytes(self.shape, self.weights, group.tensor, stage)
+            for stage in group.stages(self.shape.num_layers)
+        }
+        largest = max(slots.values())
+        count = largest and num_state_slots(pool, largest, self.limits.max_num_seqs)
+        for stage, size in slots.items():
+            yield stage, count * size
 
     def _weight_bytes(self, group: Group) -> int:
         """Bytes of weights on each GPU of the largest stage."""
@@ -148,14 +161,17 @@ def _step_numbers(shape: ModelShape) -> tuple[int, int]:
 
 
 def group_sizes(shape: ModelShape) -> Iterator[int]:
-    """The numbers of GPUs that can share the attention heads evenly, in ascending order.
-
-    A model with layers that keep a state for each sequence has one rank.
-    """
-    if shape.variant.state_mixers:
-        yield 1
-        return
+    """The numbers of GPUs that can share the heads, and states, evenly, in ascending order."""
     for number in range(1, MAX_GPUS + 1):
         kv_heads = shape.num_kv_heads
         if shape.num_heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0):
-            yield number
+            if _divides_states(shape, number):
+                yield number
+
+
+def _divides_states(shape: ModelShape, number: int) -> bool:
+    try:
+        divide_mixers(shape.variant.state_mixers, number)
+    except ConfigError:
+        return False
+    return True

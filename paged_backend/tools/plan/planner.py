@@ -10,6 +10,7 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.quantization_settings import says_quantized
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
+from paged_backend.checkpoint.stages import problem_of_stages
 from paged_backend.tools.plan.gpus import Gpu
 from paged_backend.tools.plan.groups import Group
 from paged_backend.tools.plan.lengths import Lengths
@@ -290,11 +291,9 @@ class Planner:
             raise refuse(
                 "pipeline_parallel_size", f"the model has {num_layers} layers, got {stages} stages"
             )
-        if stages > 1 and self._shape.variant.state_mixers:
-            raise refuse(
-                "pipeline_parallel_size",
-                f"a model with layers that keep a state per sequence has 1 stage, got {stages}",
-            )
+        problem = problem_of_stages(self._shape.attention_layers, num_layers, stages)
+        if problem is not None:
+            raise refuse("pipeline_parallel_size", problem)
         sizes, wanted = list(group_sizes(self._shape)), options.tensor_parallel_size
         if wanted is not None and wanted not in sizes:
             known = ", ".join(map(str, sizes))

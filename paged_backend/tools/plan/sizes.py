@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paged_backend.checkpoint.mixer_shares import divide_mixers
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.stages import Stage
 from paged_backend.checkpoint.tensors import Role
 from paged_backend.tools.plan.number_types import KvType, WeightType
 from paged_backend.values.kv_cache_groups import KVCacheGroup
@@ -96,9 +98,20 @@ class KvSizes:
         return self.layer_bytes * _seen(self.windows, num_tokens)
 
 
-def state_bytes(shape: ModelShape, weights: WeightType) -> int:
-    """The bytes of the state of a sequence, which some layers keep in place of keys and values."""
-    kept = [mixer.kept_numbers for mixer in shape.variant.state_mixers if mixer is not None]
+def state_bytes(
+    shape: ModelShape, weights: WeightType, num_gpus: int = 1, stage: Stage | None = None
+) -> int:
+    """The bytes of the state of a sequence, which some layers keep in place of keys and values.
+
+    Args:
+        shape: the model.
+        weights: the number format of weights.
+        num_gpus: the GPUs that divide each layer; the result is for each of them.
+        stage: the layers that count; None for all.
+    """
+    mixers = divide_mixers(shape.variant.state_mixers, num_gpus)
+    layers = (stage or shape.own_stage).layers
+    kept = [mixer.kept_numbers for mixer in mixers[layers.start : layers.stop] if mixer is not None]
     return sum(own * weights.rest_bits // 8 + 4 * exact for own, exact in kept)
 
 
