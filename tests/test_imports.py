@@ -5,15 +5,16 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from paged_backend.values.imports import import_alone, without_collections
+from paged_backend.values.imports import import_alone, postponed, when_used, without_collections
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A package in a package: its code fails, and one of its modules needs it."""
     inner = tmp_path / "outer_of_test/inner"
     inner.mkdir(parents=True)
@@ -23,7 +24,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (inner / "light.py").write_text("from .other import VALUE")
     (inner / "heavy.py").write_text("from . import NAME")
     monkeypatch.syspath_prepend(tmp_path)
-    return "outer_of_test.inner"
+    yield "outer_of_test.inner"
+    for name in [name for name in sys.modules if name.startswith("outer_of_test")]:
+        del sys.modules[name]
 
 
 def test_a_module_is_imported_without_the_code_of_its_packages(package: str) -> None:
@@ -44,6 +47,65 @@ def test_a_module_that_is_absent_or_needs_its_package_is_an_error(
         import_alone("absent_package.module")
 
 
+def run_alone(code: str) -> str:
+    """What a new process prints that runs this code."""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def test_a_postponed_module_runs_its_code_when_it_is_imported_again(package: str) -> None:
+    with postponed(f"{package}.other"), pytest.raises(ImportError, match="VALUE"):
+        import_alone(f"{package}.light")
+    assert f"{package}.other" not in sys.modules
+    assert import_alone(f"{package}.light").VALUE == 7
+    with postponed(f"{package}.other"):  # which has been imported before
+        assert import_alone(f"{package}.other").VALUE == 7
+    assert import_alone(f"{package}.other").VALUE == 7
+
+
+def test_torch_gets_its_kernels_for_tensors_without_data_when_they_are_imported() -> None:
+    code = """
+import importlib
+from paged_backend.values.imports import META_KERNELS, postponed
+with postponed(META_KERNELS):
+    import torch
+def transform():
+    return tuple(torch.fft.fft(torch.empty(4, 2, device="meta")).shape)
+try:
+    print(transform())
+except NotImplementedError:
+    print("without kernels", hasattr(torch, META_KERNELS.rpartition(".")[2]))
+importlib.import_module(META_KERNELS)
+print(transform())
+"""
+    assert run_alone(code) == "without kernels False\n(4, 2)\n"
+
+
+def test_a_module_runs_its_code_when_its_first_name_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "late_of_test.py").write_text("print('code runs')\nVALUE = 7")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = list(sys.meta_path)
+    with when_used("late_of_test"):
+        import late_of_test  # type: ignore[import-not-found]
+    assert sys.meta_path == before
+    assert capsys.readouterr().out == ""
+    assert late_of_test.VALUE == 7
+    assert capsys.readouterr().out == "code runs\n"
+
+
+def test_a_process_that_renders_chats_does_not_load_numpy() -> None:
+    code = """
+import sys
+from paged_backend.text.template_renderer import TemplateRenderer
+messages = [{"role": "user", "content": "x"}]
+request = {"chat_template": "{{ messages[0].content }}!", "messages": messages}
+print(TemplateRenderer().render(request), "numpy.core" in sys.modules)
+"""
+    assert run_alone(code) == "x! False\n"
+
+
 def test_chats_are_rendered_by_transformers_that_is_imported_later() -> None:
     code = (
         "from paged_backend.text import template_renderer as own\n"
@@ -51,8 +113,7 @@ def test_chats_are_rendered_by_transformers_that_is_imported_later() -> None:
         "from transformers.utils.chat_template_utils import render_jinja_template as render\n"
         "print(transformers.__version__ > '5', render is own._TEMPLATES.render_jinja_template)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "True True\n"
+    assert run_alone(code) == "True True\n"
 
 
 def test_what_is_imported_without_collections_is_in_none() -> None:

@@ -12,11 +12,13 @@ from jinja2 import TemplateSyntaxError
 from paged_backend.text.call_arguments import render_history
 from paged_backend.text.messages import Message
 from paged_backend.text.template_forms import TOOL, TemplateForms
-from paged_backend.values.imports import import_alone
+from paged_backend.values.imports import import_alone, when_used
 from paged_backend.values.options.chat_template import AUTO_FORMAT
 
 # All of transformers would take four times as long to import, before the first chat of a server.
-_TEMPLATES = import_alone("transformers.utils.chat_template_utils")
+# Values of JSON do not need numpy, which would take a third of what is left.
+with when_used("numpy"):
+    _TEMPLATES = import_alone("transformers.utils.chat_template_utils")
 _MAX_FORMS = 32  # templates with remembered forms; a model has two or four
 
 

@@ -6,9 +6,16 @@ import gc
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
 from types import ModuleType
+
+# Torch's kernels in Python for tensors without data take a quarter of its import's processor time.
+# Who makes a tensor on the device "meta" imports them first.
+META_KERNELS = "torch._meta_registrations"
 
 
 @contextmanager
@@ -24,6 +31,60 @@ def without_collections() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def postponed(name: str) -> Iterator[None]:
+    """Import modules without one that they import, but do not use before it is imported again.
+
+    In the ``with`` block an empty module stands for it, unless it has been imported before. A later
+    import runs its code.
+
+    Args:
+        name: full name of the module.
+    """
+    stand_in = ModuleType(name)
+    if sys.modules.setdefault(name, stand_in) is not stand_in:
+        yield
+        return
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        package, _, attribute = name.rpartition(".")
+        if vars(sys.modules.get(package, stand_in)).get(attribute) is stand_in:
+            delattr(sys.modules[package], attribute)
+
+
+@contextmanager
+def when_used(name: str) -> Iterator[None]:
+    """Import modules so that one that they import runs its code when its first name is read.
+
+    Args:
+        name: name of a module without a package, which stays as it is if it has been imported.
+    """
+    finder = _WhenUsed(name)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _WhenUsed(MetaPathFinder):
+    """Finds one module, for which the lazy loader of the standard library stands at first."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the module; None for any other module."""
+        spec = PathFinder.find_spec(name, path, target) if name == self._name else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
 
 
 def import_alone(name: str) -> ModuleType:

@@ -9,6 +9,8 @@ import threading
 import time
 import uuid
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tool_models import NOW, TOOLS
 pytestmark = pytest.mark.server
 
 NUM_CHAINS = int(os.environ.get("CHAINS", "24"))  # 500 for a longer search
+NUM_AT_ONCE = 8
 NAMED = {"type": "function", "function": {"name": "lookup"}}
 QUESTIONS = ["What does len do?", "What does os.path.join do?", "Hello!", "Look up sorted. " * 9]
 SCHEMA = {
@@ -114,28 +117,32 @@ def random_chat(draw: random.Random) -> dict[str, Any]:
 def test_the_chain_equals_direct_chats(tools_gateway: Gateway) -> None:
     """In text, reasoning, tools, finish reasons, logprobs and usage, streamed and not."""
     draw = random.Random(5)
+    bodies = [random_chat(draw) | (STREAM if i % 2 else {}) for i in range(NUM_CHAINS)]
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        answers = list(pool.map(partial(answer_of_both, tools_gateway), bodies))
     seen: defaultdict[str, int] = defaultdict(int)
-    for number in range(NUM_CHAINS):
-        body = random_chat(draw) | (STREAM if number % 2 else {})
-        # Neither chat finds the blocks of the other.
-        direct = answer_of(tools_gateway, "/v1/chat/completions", body | {"cache_salt": "direct"})
-        render = tools_gateway.post(
-            "/v1/chat/completions/render", body | {"cache_salt": uuid.uuid4().hex}
-        )
-        assert render.status == 200, render.body
-        rendered = render.json | {"output_mode": "derender"}
-        chained = answer_of(tools_gateway, "/inference/v1/generate", rendered)
-        for usage in (direct[1], chained[1]):
-            usage.pop("prompt_tokens_details")  # how much of the prompt was cached
-        assert chained == direct, body
-        tokens_of_chain(tools_gateway, rendered, direct[1]["completion_tokens"])
-        for choice in direct[0]:
-            seen["calls"] += bool(choice["calls"])
-            seen["reasoning"] += bool(choice["reasoning"])
-            seen["logprobs"] += bool(choice["logprobs"])
-            seen[choice["finish_reason"]] += 1
+    for choice in (choice for choices in answers for choice in choices):
+        seen["calls"] += bool(choice["calls"])
+        seen["reasoning"] += bool(choice["reasoning"])
+        seen["logprobs"] += bool(choice["logprobs"])
+        seen[choice["finish_reason"]] += 1
     assert min(seen[name] for name in ("calls", "reasoning", "logprobs", "stop", "length")) > 0
     print(f"{NUM_CHAINS} chains equal direct chats: {dict(seen)}")
+
+
+def answer_of_both(gateway: Gateway, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the choices of a chat, which are those of its chain."""
+    # Neither chat finds the blocks of the other.
+    direct = answer_of(gateway, "/v1/chat/completions", body | {"cache_salt": "direct"})
+    render = gateway.post("/v1/chat/completions/render", body | {"cache_salt": uuid.uuid4().hex})
+    assert render.status == 200, render.body
+    rendered = render.json | {"output_mode": "derender"}
+    chained = answer_of(gateway, "/inference/v1/generate", rendered)
+    for usage in (direct[1], chained[1]):
+        usage.pop("prompt_tokens_details")  # how much of the prompt was cached
+    assert chained == direct, body
+    tokens_of_chain(gateway, rendered, direct[1]["completion_tokens"])
+    return list(direct[0])
 
 
 def tokens_of_chain(gateway: Gateway, rendered: dict[str, Any], num_tokens: int) -> None:

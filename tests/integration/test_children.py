@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,13 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
+from demo_server import Server
+from numba.core.caching import UserProvidedCacheLocator
 from paged_client.gateway import KEYS_VARIABLE
 from servers import wait_for
+
+from paged_backend.platforms.cpu import threads
+from paged_backend.sampling import masking
 
 pytestmark = pytest.mark.server
 
@@ -29,6 +35,7 @@ FIRST_START = (
     "paged-backend: the engine runs demo: float32 with .* on cpu with CpuAttention, .* s\n"
     "paged-backend: the small model demo knows little: .*\n"
 )
+LEFT_OUT = "threads._wake_helpers-"  # begin of the names of a kernel's files
 # Modules and packages that the launcher's children import.
 HOSTILE = (
     *("uvicorn", "fastapi", "numpy", "zmq", "msgspec", "json", "logging", "transformers", "torch"),
@@ -67,15 +74,29 @@ def imported(folder: Path) -> list[str]:
     return sorted(mark.stem for mark in folder.glob("*.imported"))
 
 
+def cache_without_a_kernel(folder: Path) -> Path:
+    """Copy what numba has compiled to a folder, except one small kernel; returns the folder."""
+    for module in (threads, masking):
+        source = Path(module.__file__)
+        place = UserProvidedCacheLocator.get_suitable_cache_subpath(str(source))
+        compiled = shutil.ignore_patterns(f"{LEFT_OUT}*", "*.pyc")
+        shutil.copytree(source.parent / "__pycache__", folder / place, ignore=compiled)
+    assert not [*folder.glob(f"*/{LEFT_OUT}*")]
+    return folder
+
+
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    """`paged-backend serve` in a hostile folder, with API keys, and no kernels compiled before."""
+def launched(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator[Launched]:
+    """`paged-backend serve` in a hostile folder, with API keys, and a kernel not compiled before.
+
+    The other kernels are those of the server that all tests share.
+    """
     folder = tmp_path_factory.mktemp("hostile")
     make_hostile(folder)
     errors = tmp_path_factory.mktemp("errors") / "stderr"
     environment = os.environ | {
         KEYS_VARIABLE: SECRET,
-        "NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("kernels")),
+        "NUMBA_CACHE_DIR": str(cache_without_a_kernel(tmp_path_factory.mktemp("kernels"))),
         "http_proxy": "http://127.0.0.1:1",  # nobody is there: children speak to this machine only
     }
     with (

@@ -6,14 +6,13 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from gguf.constants import GGMLQuantizationType
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+    Bytes = npt.NDArray[np.uint8]
+    Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,7 @@ class BlockType:
 
     def dequantize(self, rows: Bytes) -> Floats:
         """Convert stored rows [rows, bytes] to numbers [rows, columns]."""
+        import numpy as np  # processes that only read tokenizers start without it
         from gguf.quants import dequantize
 
         with np.errstate(all="ignore"):  # the caller checks for numbers that are not finite
@@ -47,6 +47,8 @@ def block_type(number: int) -> BlockType | None:
 @functools.cache
 def can_dequantize(kind: BlockType) -> bool:
     """Return whether the library can convert a type; it cannot convert integers, for example."""
+    import numpy as np
+
     try:
         kind.dequantize(np.zeros((1, kind.num_bytes), np.uint8))
     except NotImplementedError:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paged_backend.checkpoint.gguf.block_type import Floats
 from paged_backend.checkpoint.gguf.header import GgufTensor
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.regular_file import open_regular
+
+if TYPE_CHECKING:
+    from paged_backend.checkpoint.gguf.block_type import Floats
 
 _CHUNK_BYTES = 2**22  # read and converted at once; rows are never divided
 
