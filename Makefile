@@ -89,8 +89,12 @@ $(TRITONS:%=.triton/%/.installed): .triton/%/.installed: | install
 	touch $@
 
 # Faults and load for longer than a test may take; the soak itself runs SOAK_MINUTES (default 20).
+# Then all examples and cases of the tests without servers, of which `test` tries some.
+soak: export OMP_WAIT_POLICY := passive
 soak: install
 	SOAK_SAVE=loadtest/results $(BIN)/python -m pytest -s -m soak
+	PAGED_TESTS=all TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
+	PAGED_TESTS=all $(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
 
 # Other projects' clients against a real server; their packages come from PyPI.
 ecosystem: install

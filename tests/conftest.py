@@ -20,8 +20,15 @@ if TYPE_CHECKING:  # a machine with a GPU has neither of their packages
 for folder in ("", "core", "faults", "grammar", "process", "ranks"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
+from effort import examples, left_out  # noqa: E402  # needs the path
+
 # The time that an example takes depends on the machine and on what else it does.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "tests",
+    deadline=None,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("tests")
 
 # A shell that runs the tests in the background makes them ignore Ctrl-C, and so would every
@@ -48,11 +55,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)  # before any test is deselected
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a mark that `pytest_ignore_collect` does not see: the test would be in no stage."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a mark that `pytest_ignore_collect` does not see: the test would be in no stage.
+
+    Then leave out what only runs when everything is tried: see `effort`.
+    """
     for item in items:
         if item.get_closest_marker("server") and _MARKS not in item.path.read_text():
             raise pytest.UsageError(f"{item.nodeid}: the module must have the words {_MARKS}")
+    dropped = left_out(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+    items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_collection_finish() -> None:

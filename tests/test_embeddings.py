@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import FAMILIES, make_checkpoint
+from effort import examples
 from embedding_models import expected, older_pooling, write_modules
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,7 +150,7 @@ def alone(request, folder, model) -> tuple[str, list[bytes | None]]:
     return request.param, [run(engine, [prompt])[0].pooled for prompt in make_prompts(12)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     budget=st.integers(1, 200),
     max_num_seqs=st.integers(1, 12),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from error_lines import error_line
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,7 +70,7 @@ def test_a_token_that_is_ruled_out_adds_nothing() -> None:
     assert math.isnan(kl_divergence(row(0.5, 0.5), np.array([0, np.nan], np.float32)))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(2, 500), st.floats(0, 20), st.integers(0, 2**32 - 1))
 def test_divergences_are_those_of_torch(size: int, scale: float, seed: int) -> None:
     rows = torch.randn(2, size, generator=torch.Generator().manual_seed(seed)) * scale

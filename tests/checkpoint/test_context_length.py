@@ -210,6 +210,7 @@ def test_settings_that_only_transformers_computes(
         make_engine(tmp_path, model_impl="paged")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3"])
 @pytest.mark.parametrize("own", [None, "gelu_pytorch_tanh", "gelu"])
 def test_the_older_key_of_gemma(family: str, own: str | None, tmp_path: Path) -> None:

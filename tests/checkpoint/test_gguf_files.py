@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from effort import examples
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFValueType
 from gguf_vocabulary import add_vocabulary
@@ -334,7 +335,7 @@ def test_every_truncation_is_refused(sound: Path, tmp_path: Path) -> None:
         assert "ends beyond" in refused(path) or length < 4
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_flipped_bytes_are_refused_or_load(sound: Path, tmp_path_factory: Any, data: Any) -> None:
     content = bytearray(sound.read_bytes())

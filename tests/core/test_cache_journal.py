@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
+from effort import examples
 from engine_without_model import EngineWithoutModel, RandomDrafter, make_request, registered_hashes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from paged_backend.core.block_hash import DIGEST_SIZE
 from paged_backend.core.cache_journal import BlockAdded, CacheChange, CacheJournal, key_of
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 
-HISTORIES = int(os.environ.get("HISTORIES", "60"))
+HISTORIES = int(os.environ.get("HISTORIES", examples(60)))
 
 
 class Follower:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 import pytest
+from effort import examples
 from engine_without_model import (
     EOS,
     VOCAB,
@@ -60,7 +61,7 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     return {"prompt": prompt, "n": n, "max_tokens": max_tokens, "seed": 0}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @example(  # a sequence is preempted while a step with its drafts is in flight
     wanted=[
         (plain([1]), False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from effort import examples
 from engine_without_model import HASH_KEY, EngineWithoutModel, make_request, make_sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,7 +78,7 @@ def test_all_stages_have_the_groups_of_the_model(windows, num_stages, max_model_
     assert sorted(layer for layers in found for layer in layers) == list(range(len(windows)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     block_size=st.sampled_from([1, 2, 4, 8]),
     window=st.integers(1, 20),
@@ -174,7 +175,7 @@ def hits_of_model(
     return 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     windows=some_windows,
     length=st.integers(2, 40),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from effort import examples
 from engine_without_model import EngineWithoutModel, expected_tokens, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ class Caller:
         return [r for r in self.requests.values() if any(p is not None for p in self.progress(r))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     wanted=st.lists(requests, min_size=1, max_size=8),
     lives=st.lists(st.integers(0, 12), max_size=5),  # steps until the engine dies

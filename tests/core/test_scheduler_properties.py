@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from effort import examples
 from engine_without_model import (
     VOCAB,
     EngineWithoutModel,
@@ -27,7 +28,7 @@ from paged_backend.values.options.speculation import SpeculativeConfig
 from paged_backend.values.outputs import DraftCounts, SequenceOutput
 
 MAX_MODEL_LEN = 40
-HISTORIES = int(os.environ.get("HISTORIES", "120"))  # more for a longer search
+HISTORIES = int(os.environ.get("HISTORIES", examples(120)))  # more for a longer search
 
 # Prompts are cut from few long texts, so that prefixes are shared at full and partial blocks.
 prompts = st.builds(
@@ -228,7 +229,7 @@ def _comparable(output: SequenceOutput) -> tuple[object, ...]:
     return (*key, output.finish_reason or "", output.num_cached_tokens)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(prompt=prompts, other_salt=st.booleans())
 def test_a_repeated_prompt_hits_unless_the_salt_differs(prompt, other_salt):
     engine = EngineWithoutModel(max_model_len=MAX_MODEL_LEN)
@@ -240,7 +241,7 @@ def test_a_repeated_prompt_hits_unless_the_salt_differs(prompt, other_salt):
     assert hits == (0 if other_salt else (len(prompt) - 1) // 4 * 4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     wanted=st.lists(requests, min_size=1, max_size=8),
     budget=st.integers(4, 48),
@@ -338,7 +339,7 @@ def test_a_draft_that_finds_no_blocks_preempts_nobody():
     assert all(len(tokens) == 3 for tokens in engine.tokens.values())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     wanted=st.lists(requests, min_size=1, max_size=6),
     async_scheduling=st.booleans(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from effort import examples
 from engine_without_model import EngineWithoutModel, expected_tokens, make_request
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -279,7 +280,7 @@ sizes = st.lists(st.tuples(st.integers(1, 16), st.integers(1, 12)), min_size=1, 
     weight=4.0,
     num_seqs=4,
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(a=sizes, b=sizes, weight=st.sampled_from([0.5, 1.0, 4.0]), num_seqs=st.integers(1, 6))
 def test_service_of_two_backlogged_tenants_differs_by_a_constant_at_most(a, b, weight, num_seqs):
     """However different their requests: by what one can still get of what runs when it is ahead."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
+from effort import examples
 from engine_without_model import make_request, make_sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,7 +86,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(actions=actions, fair=st.booleans())
 def test_the_queue_equals_a_simple_model(actions, fair):
     queue, naive = FairQueue(WEIGHTS, fair=fair), NaiveQueue(fair)

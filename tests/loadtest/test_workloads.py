@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ RECIPES = ("random", "shared-prefix", "conversations")
 
 lengths = st.integers(1, 4000)
 seeds = st.integers(0, 2**63 - 1)
-slow = settings(deadline=None, max_examples=25)  # each example loads the tokenizer
+slow = settings(deadline=None, max_examples=examples(25))  # each example loads the tokenizer
 
 
 @cache

@@ -137,6 +137,7 @@ def test_bfloat16_is_near(family: str, tmp_path: Path) -> None:
         assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.99
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("quantization", ["int8", "fp8"])
 @pytest.mark.parametrize("family", ["glm4", "phi4-mini"])
 def test_quantized_heads_have_the_order_of_the_kernels(

@@ -39,6 +39,7 @@ def answer(engine: Engine, params: SamplingParams) -> list[SequenceOutput]:
     return outputs
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", [*FAMILIES, "falcon-h1", "jamba", "nemotron-h"])
 def test_cuts_of_a_prompt_never_change_a_logit(family: str, dtype: str, tmp_path: Path) -> None:
@@ -114,6 +115,7 @@ def test_a_second_turn_starts_after_the_states_of_the_first(oracle: Oracle) -> N
     assert cached[0] >= 288 and cached[1] == 192
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mutant", ["slot", "norm", "decay", "checkpoint"])
 def test_a_wrong_state_changes_tokens(
     oracle: Oracle, mutant: str, monkeypatch: pytest.MonkeyPatch

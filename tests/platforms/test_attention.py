@@ -164,6 +164,7 @@ def assert_close(got: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(got.double(), wanted, atol=2e-6, rtol=2e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("window", [None, 1, 20, 150])
 @pytest.mark.parametrize("block_size", [8, 16, 64, 256])
 def test_ragged_batch_over_scattered_blocks(
@@ -173,6 +174,7 @@ def test_ragged_batch_over_scattered_blocks(
     assert_close(*batch.run(make_backend(make, batch), window=window))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("head_dim", [8, 16, 32, 64, 80, 128])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 3), (9, 3), (8, 1), (28, 1)])
 def test_head_layouts(make: Make, heads: int, kv_heads: int, head_dim: int) -> None:
@@ -232,6 +234,7 @@ def hide_what_is_out_of_sight(batch: Batch, backend: AttentionBackend, first: in
     backend.copy_blocks([(spoiled, block) for block in [0, *gone]])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("block_size", [8, 16, 32, 256])
 @pytest.mark.parametrize("window", [1, 20, 130, 300])
 def test_blocks_before_the_window_are_not_read(make: Make, block_size: int, window: int) -> None:

@@ -30,6 +30,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
         yield BFloat16Platform(amx=request.param)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 16), (33, 40), (512, 200), (1409, 257)])
 @pytest.mark.parametrize("rows", [0, 1, 2, 16, 17, 33, 100])
@@ -45,6 +46,7 @@ def test_a_product_is_exact_but_for_its_float32_sums(
     torch.testing.assert_close(total.double(), residual.double() + wanted, atol=2e-4, rtol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(("inputs", "inner"), [(8, 32), (33, 96), (512, 64), (64, 40)])

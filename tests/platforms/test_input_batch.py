@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ slices = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(slices, st.integers(1, 3))
 def test_flat_arrays_of_a_plan(slices, num_groups):
     plan = make_plan(slices, num_groups=num_groups)
@@ -181,7 +182,7 @@ def test_arrivals_wait_for_the_work_launched_before_them():
     assert calls == ["record", "synchronize"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=8))
 def test_copies_in_runs_do_what_they_do_one_by_one(pairs):
     one_by_one = list(range(7))

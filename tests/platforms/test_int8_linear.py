@@ -40,11 +40,11 @@ def layers(
 
 
 def integers(linear: TorchInt8Linear, x: Tensor) -> Tensor:
-    """The product by an emulation in int64."""
+    """The product by an emulation with exact sums: they are integers below 2^53, in float64."""
     largest = x.double().abs().amax(1, keepdim=True)
     factor = torch.where(largest == 0, 0.0, (127 / largest).float().double())
-    rounded = (x.double() * factor).round().long()
-    sums = (rounded.unsqueeze(1) * linear._weight.long()).sum(2)
+    rounded = (x.double() * factor).round()
+    sums = rounded @ linear._weight.double().T
     return sums.float() * ((largest / 127).float() * linear._scales)
 
 

@@ -75,6 +75,7 @@ def make_batch(
     return batch
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stored", FORMATS, ids=str)
 @pytest.mark.parametrize("block_size", [8, 16, 256])
 def test_attention_over_the_stored_numbers(
@@ -85,6 +86,7 @@ def test_attention_over_the_stored_numbers(
     assert_close(*batch.run(make_backend(make, batch), window=20))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stored", FORMATS, ids=str)
 @pytest.mark.parametrize(("heads", "head_dim"), [(2, 8), (6, 80), (28, 128)])
 def test_head_layouts(make: Make, stored: KVCacheFormat, heads: int, head_dim: int) -> None:

@@ -222,6 +222,7 @@ def test_only_slots_of_the_step_are_written(layer: Layer) -> None:
     assert pool[0].isnan().all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cuts", [(1, 2, 70), (40, 33), (32, 1, 40), (73,)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_results_do_not_depend_on_cuts(

@@ -261,6 +261,7 @@ def test_settings_that_were_left_beside_weights_in_floating_point(tmp_path: Path
 ATTENTION = [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "lists",
     [
@@ -318,6 +319,7 @@ def test_an_output_layer_that_is_quantized_or_not(
     oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scale", ["weight_scale", "weight_scale_inv"])
 @pytest.mark.parametrize(
     "inputs", [None, "input_scale", "activation_scale", "act_scale", "input_scale_inv"]
@@ -342,6 +344,7 @@ def test_names_and_shapes_of_scales_of_fp8(
     oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
 @pytest.mark.parametrize("num_input_scales", [0, 1, 3])
 @pytest.mark.parametrize("method", ["fp8", "modelopt", "compressed-tensors"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Work, make_engine, mixed_work, run, tokens_of
@@ -41,7 +42,7 @@ def alone(folder: Path, block_size: int, options: tuple[tuple[str, str], ...]) -
     return tokens_of(run(engine, mixed_work(7)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     weights=st.sampled_from([None, "int8", "int4", "fp8"]),
     kv=st.sampled_from(["auto", *KV_DTYPES]),
@@ -118,6 +119,7 @@ def quantized(**values: Any) -> dict[str, Any]:
 FP8_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "rename",
     [

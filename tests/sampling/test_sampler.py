@@ -12,6 +12,7 @@ from types import FrameType
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_kernels.reference.sampling import draw, probabilities
@@ -130,6 +131,7 @@ def improbability(counts: np.ndarray, shares: np.ndarray) -> float:
     return (statistic - freedom) / math.sqrt(2 * freedom)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "fields",
     [
@@ -165,6 +167,7 @@ def test_the_distribution_test_can_fail() -> None:
     assert improbability(drawn(logits, 6_000), shares) > 5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("vocab", [3, 40, 129, 1037, 50257])
 @pytest.mark.parametrize(
     "fields", [{}, {"top_k": 2}, {"top_p": 0.7}, {"top_k": 100}, {"min_p": 0.1}], ids=str
@@ -220,7 +223,7 @@ def row(number: int, vocab: int) -> tuple[Tensor, SampleSpec]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     numbers=st.lists(st.integers(0, 60), min_size=1, max_size=24),
     vocab=st.sampled_from([100, 1037, 8192]),
@@ -242,6 +245,7 @@ def test_position_and_seed_both_change_the_draw() -> None:
     assert by_seed[1:] != by_position[1:]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "fields",
     [{}, {"top_k": 5}, {"top_k": 64}, {"top_k": 300}, {"top_p": 0.6}, {"min_p": 0.02}, MIXED, WIDE],
@@ -437,7 +441,7 @@ def test_words_with_the_same_end_forbid_it_after_each_beginning() -> None:
         assert sample(logits, [one]) == [expected]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     words=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=12),
     output=st.lists(st.integers(0, 2), max_size=6),

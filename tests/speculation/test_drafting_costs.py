@@ -170,6 +170,7 @@ def bent(num_tokens: int) -> float:
 MODELS = {"line": line(0.010, 0.001), "flat": line(0.010, 0.0001), "bent": bent}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("at_once", [1, 6])
 @pytest.mark.parametrize("chance", [1.0, 0.7, 0.0])
 @pytest.mark.parametrize("model", MODELS)

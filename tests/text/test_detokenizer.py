@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sample_tokenizers import CORPUS, KINDS
@@ -14,7 +15,7 @@ from paged_backend.text.tokenizer import Tokenizer
 
 # The fixtures hand out immutable tokenizers, so one may serve all examples.
 examples = settings(
-    max_examples=200,
+    max_examples=examples(200),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

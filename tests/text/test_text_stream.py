@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_tokenizers import CORPUS
@@ -74,7 +75,7 @@ def answers(draw: st.DrawFn, tokenizer: Tokenizer) -> tuple[list[int], SamplingP
 
 
 @settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -172,7 +173,7 @@ def test_text_that_nearly_matches_all_the_time_flows(byte_level: Tokenizer) -> N
 
 
 @settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
