@@ -347,6 +347,9 @@ class RemoteExecutor:
 
     adapters = None
 
+    def check(self) -> None:
+        assert self.process.poll() is None
+
     def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> RemoteStep:
         self.send(encode(output))
         return RemoteStep(self)
