@@ -39,6 +39,9 @@ class MaskingExecutor:
 
     adapters = None
 
+    def check(self) -> None:
+        self._executor.check()
+
     def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> MaskedStep:
         dropped = set(output.continued.dropped)
         seq_ids = [seq_id for i, seq_id in enumerate(self._decodes) if i not in dropped]
