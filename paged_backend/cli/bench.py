@@ -53,6 +53,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_states(kinds)
     _add_speculation(kinds)
     _add_adapters(kinds)
+    _add_beams(kinds)
     for entry in entry_points(group=GROUP):
         entry.load().add_parser(kinds)
 
@@ -279,6 +280,36 @@ def run_adapters(args: argparse.Namespace) -> int:
     config = engine_args.from_mapping(engine_options(args)).config
     bench = AdaptersBench(config, args.ranks)
     return _print_turns(args, HEADER, bench.measure(args.concurrency, args.rounds))
+
+
+def _add_beams(kinds: Subparsers) -> None:
+    beams = kinds.add_parser(
+        "beams",
+        help="what a beam search costs on a CPU",
+        description="Generate 128 tokens of random prompts with a beam search, and as many samples "
+        "of the same length with the same engine, in turn. On a CPU only.",
+    )
+    add_engine_options(beams)
+    group = beams.add_argument_group("workload")
+    group.add_argument(
+        "--beam-widths",
+        type=_counts,
+        default=[4],
+        help="beams of a request, each at most max_beam_width (default: 4)",
+    )
+    _add_turns(group)
+    beams.set_defaults(run=run_beams)
+
+
+def run_beams(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    from paged_backend.tools.bench.beams import HEADER, BeamsBench
+
+    _use_threads(args)
+    bench = BeamsBench(engine_args.from_mapping(engine_options(args)).config)
+    return _print_turns(
+        args, HEADER, bench.measure(args.beam_widths, args.concurrency, args.rounds)
+    )
 
 
 def _add_turns(group: argparse._ArgumentGroup) -> None:

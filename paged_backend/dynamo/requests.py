@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.lora import NOT_ENABLED, LoRARequest, unsupported
 from paged_backend.values.output_constraint import OutputConstraint
 from paged_backend.values.outputs import FinishReason, SequenceOutput
 from paged_backend.values.request import Request, RequestLimits, RequestOptions
@@ -34,14 +35,20 @@ class RequestReader:
         limits: limits of requests.
         defaults: parameters of requests that leave them out.
         grammars: translates constraints.
+        adapters: the LoRA adapters by their names.
     """
 
     def __init__(
-        self, limits: RequestLimits, defaults: SamplingDefaults, grammars: GrammarChecker
+        self,
+        limits: RequestLimits,
+        defaults: SamplingDefaults,
+        grammars: GrammarChecker,
+        adapters: Mapping[str, LoRARequest],
     ) -> None:
         self._limits = limits
         self._defaults = defaults
         self._grammars = grammars
+        self._adapters = adapters
 
     def read(self, request_id: str, values: Mapping[str, Any]) -> Request:
         """Check one request. A request with a constraint blocks until it has been translated.
@@ -58,8 +65,7 @@ class RequestReader:
         for name in _REFUSED:
             if values.get(name):
                 raise InvalidRequest(name, "cannot be used: this worker takes tokens only")
-        if (values.get("routing") or {}).get("lora_name"):
-            raise InvalidRequest("lora_name", "cannot be used: there are no LoRA adapters")
+        lora = self._adapter((values.get("routing") or {}).get("lora_name"))
         token_ids = values["token_ids"]
         params = self._sampling_params(values, len(token_ids))
         self._limits.check(token_ids, params)
@@ -70,7 +76,19 @@ class RequestReader:
             constraint = OutputConstraint(params.structured_outputs)
             grammar = self._grammars.grammar(constraint, tenant="", salt=options.cache_salt)
             params = replace(params, structured_outputs=None)
-        return Request(request_id, token_ids, params, options.cache_salt, grammar=grammar)
+        return Request(
+            request_id, token_ids, params, options.cache_salt, grammar=grammar, lora=lora
+        )
+
+    def _adapter(self, name: str | None) -> LoRARequest | None:
+        """Return the adapter of a name; None for a request without a name."""
+        if not name:
+            return None
+        if not self._limits.has_adapters:
+            raise InvalidRequest.verbatim("lora_name", NOT_ENABLED)
+        if name not in self._adapters:
+            raise InvalidRequest.verbatim("lora_name", unsupported(name, self._adapters))
+        return self._adapters[name]
 
     def _sampling_params(self, values: Mapping[str, Any], num_tokens: int) -> SamplingParams:
         given = _without_nulls(values.get("sampling_options"))
@@ -80,9 +98,6 @@ class RequestReader:
             raise InvalidRequest("max_thinking_tokens", "cannot be used: reasoning has no limit")
         if "prompt_logprobs" in outputs:
             raise InvalidRequest("prompt_logprobs", "cannot be used: Dynamo gets none of them")
-        for name, neutral in (("use_beam_search", False), ("beam_width", 1)):
-            if given.get(name, neutral) != neutral:
-                raise InvalidRequest(name, "cannot be used: Dynamo gets one answer of a request")
         # Dynamo finds stop strings in its own text, and cancels the request.
         given |= {name: stops[name] for name in _PASSED_STOPS if name in stops}
         given["stop_token_ids"] = sorted({id_ for name in _STOPS for id_ in stops.get(name, ())})

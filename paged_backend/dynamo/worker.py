@@ -31,6 +31,7 @@ from paged_backend.values.errors import (
     PagedError,
     RequestRefused,
 )
+from paged_backend.values.lora import numbered
 from paged_backend.values.outputs import EngineStats
 from paged_backend.values.request import Request
 
@@ -57,7 +58,9 @@ class PagedEngine(LLMEngine):
         served_model_name: str,
     ) -> None:
         grammars = GrammarChecker(ready.tokenizer, ready.limits.vocab_size)
-        self._reader = RequestReader(ready.limits, ready.sampling_defaults, grammars)
+        self._reader = RequestReader(
+            ready.limits, ready.sampling_defaults, grammars, numbered(config.lora_modules or {})
+        )
         self._streams = streams
         self._ready = ready
         self._stats = stats

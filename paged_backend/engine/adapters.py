@@ -19,6 +19,8 @@ from paged_backend.values.errors import ConfigError, InvalidRequest
 from paged_backend.values.lora import NOT_ENABLED, LoRARequest
 from paged_backend.values.request import Request
 
+_MAX_UNLOADED = 2**16  # adapters that are remembered after they were unloaded
+
 
 class LoadingRequest(NamedTuple):
     """A request that waits for its adapter."""
@@ -63,6 +65,7 @@ class Adapters:
         self._exchange = exchange
         self._runtime_folder = runtime_folder
         self._own: set[LoRARequest] = set()  # `load` has read them
+        self._unloaded: dict[LoRARequest, None] = {}  # no new request can have them
         self._digests: dict[LoRARequest, str] = {}  # digests of those in memory
         self._in_memory: OrderedDict[str, None] = OrderedDict()  # digests, last used at the end
         self._waiting: dict[str, LoadingRequest] = {}  # by request_id, in the order of arrival
@@ -89,6 +92,7 @@ class Adapters:
             wait_for([reading], WAIT_S)
         adapter = reading.result()
         self._own.add(lora)
+        self._unloaded.pop(lora, None)
         self._place(lora, adapter)  # otherwise it is read again when there is room
 
     def start_loading(self, load_id: str, lora: LoRARequest) -> None:
@@ -99,6 +103,7 @@ class Adapters:
         """
         self._read(lora)
         self._loading[load_id] = lora
+        self._unloaded.pop(lora, None)
 
     def take_loaded(self) -> list[LoadedAdapter]:
         """Remove and return the ends of `start_loading` since the last call."""
@@ -120,8 +125,18 @@ class Adapters:
             self._drop_readings()
         return loaded
 
-    def forget(self, lora: LoRARequest) -> None:
-        """Let an adapter leave the memory if nothing uses its weights any more."""
+    def forget(self, lora: LoRARequest, *, is_replaced: bool = False) -> None:
+        """Let an adapter leave the memory if nothing uses its weights any more.
+
+        Args:
+            lora: the adapter.
+            is_replaced: whether its name stands for another adapter now. If not, `resolve` refuses
+                new requests that have it.
+        """
+        if not is_replaced:
+            self._unloaded[lora] = None
+            if len(self._unloaded) > _MAX_UNLOADED:
+                del self._unloaded[next(iter(self._unloaded))]
         self._own.discard(lora)
         self._reading.pop(lora, None)
         digest = self._digests.pop(lora, None)
@@ -136,11 +151,16 @@ class Adapters:
         """Return a request with the digest of its adapter; None if it must wait for it.
 
         Raises:
-            InvalidRequest: the engine has no adapters.
+            InvalidRequest: the engine has no adapters, or a new request has one that was unloaded.
         """
         lora = request.lora
         if lora is None:
             return request
+        if lora in self._unloaded and not progress:
+            problem = "it was unloaded before the request began"
+            raise InvalidRequest.verbatim(
+                "lora_name", f"LoRA {lora.lora_name} is not supported: {problem}"
+            )
         digest = self._digests.get(lora)
         if digest is not None:
             self._in_memory.move_to_end(digest)

@@ -195,7 +195,7 @@ class AdapterChanges:
             used = set(self._open.values())
             for sender, message in list(self._dropping):
                 if message.lora not in used:
-                    self._adapters.forget(message.lora)
+                    self._adapters.forget(message.lora, is_replaced=message.is_replaced)
                     self._dropping.remove((sender, message))
                     done.append((sender, wire.AdapterChanged(message.change_id)))
         return done

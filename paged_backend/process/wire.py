@@ -72,10 +72,15 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class DropAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Forget an adapter when its last open request has ended, which AdapterChanged confirms."""
+    """Forget an adapter when its last open request has ended, which AdapterChanged confirms.
+
+    A new request that another front end had read before is refused then, unless the adapter was
+    replaced by another one of its name: the request gets what its folder has now.
+    """
 
     change_id: str
     lora: LoRARequest
+    is_replaced: bool = False
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):

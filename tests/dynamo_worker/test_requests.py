@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,18 +11,21 @@ from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.dynamo.requests import RequestReader, is_slow, read_chunk
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.lora import LoRARequest, numbered
 from paged_backend.values.options.limits import LimitOptions
 from paged_backend.values.outputs import FinishReason, SequenceOutput, TokenLogprobs
 from paged_backend.values.request import RequestLimits
 from paged_backend.values.sampling_defaults import SamplingDefaults
 
 LIMITS = RequestLimits.of(LimitOptions(), max_model_len=100, vocab_size=2048, max_num_seqs=8)
+ADAPTERS = numbered({"doll": "/adapters/doll", "sheep": "/adapters/sheep"})
 
 
 @pytest.fixture(scope="module")
 def reader() -> RequestReader:
     defaults = SamplingDefaults(temperature=0.5)
-    return RequestReader(LIMITS, defaults, GrammarChecker(MODEL_DIR, LIMITS.vocab_size))
+    grammars = GrammarChecker(MODEL_DIR, LIMITS.vocab_size)
+    return RequestReader(replace(LIMITS, max_loras=2), defaults, grammars, ADAPTERS)
 
 
 def request_of(**groups: Any) -> dict[str, Any]:
@@ -67,6 +71,25 @@ def test_what_is_left_out_has_the_models_defaults(reader: RequestReader) -> None
     assert (params.temperature, params.max_tokens) == (0.5, 97)
 
 
+def test_a_name_of_an_adapter_is_that_of_the_options(reader: RequestReader) -> None:
+    request = reader.read("r", request_of(routing={"lora_name": "sheep"}))
+    assert request.lora == LoRARequest("sheep", 2, "/adapters/sheep")
+    assert reader.read("r", request_of(routing={"lora_name": None})).lora is None
+    with pytest.raises(InvalidRequest, match=r"^LoRA cow is not supported.*\['doll', 'sheep'\]$"):
+        reader.read("r", request_of(routing={"lora_name": "cow"}))
+    without = RequestReader(LIMITS, SamplingDefaults(), reader._grammars, {})
+    with pytest.raises(InvalidRequest, match=r"^LoRA feature is not enabled.$"):
+        without.read("r", request_of(routing={"lora_name": "doll"}))
+
+
+def test_beams_are_not_sampled(reader: RequestReader) -> None:
+    """The model's default of the temperature does not count for them."""
+    options = {"use_beam_search": True, "n": 3, "length_penalty": 0.5}
+    params = reader.read("r", request_of(sampling_options=options)).params
+    assert (params.beam_width, params.n, params.temperature) == (3, 3, 0)
+    assert params.length_penalty == 0.5
+
+
 def test_a_constraint_becomes_a_grammar(reader: RequestReader) -> None:
     guided = {"json": None, "regex": "[0-9]+", "backend": None}
     values = request_of(sampling_options={"guided_decoding": guided})
@@ -79,7 +102,8 @@ def test_a_constraint_becomes_a_grammar(reader: RequestReader) -> None:
     ("field", "groups"),
     [
         ("temperature", {"sampling_options": {"temperature": -1}}),
-        ("use_beam_search", {"sampling_options": {"use_beam_search": True}}),
+        ("temperature", {"sampling_options": {"use_beam_search": True, "n": 2, "temperature": 1}}),
+        ("beam_width", {"sampling_options": {"beam_width": 17, "n": 2}}),
         ("length_penalty", {"sampling_options": {"length_penalty": 2.0}}),
         ("max_tokens", {"stop_conditions": {"max_tokens": 101}}),
         ("max_thinking_tokens", {"stop_conditions": {"max_thinking_tokens": 5}}),

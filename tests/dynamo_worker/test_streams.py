@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from worker_requests import PARAMS, PROMPTS
 
+from paged_backend import LLM
 from paged_backend.dynamo.streams import TokenStream, TokenStreams
 from paged_backend.process import engine_client
 from paged_backend.process.lifetime import ProcessId
@@ -105,6 +106,26 @@ def test_streams_equal_the_engines_also_after_it_was_killed(
             return await asyncio.gather(*tasks)
 
     assert asyncio.run(generate()) == expected_tokens
+
+
+def test_beams_equal_the_engines_also_after_it_was_killed(short_folder: Path) -> None:
+    params = SamplingParams(temperature=0, beam_width=3, n=2, max_tokens=40, ignore_eos=True)
+    (expected,) = LLM("demo", device="cpu").generate([PROMPTS[0]], params)
+
+    async def generate() -> list[list[int]]:
+        async with started() as streams:
+            beams = streams.open(Request(streams.new_id(), PROMPTS[0], params))
+            # The search has begun when this short answer, which is asked for later, has ended.
+            await tokens_of(streams, open_stream(streams, 1, 2))
+            assert not beams.is_finished
+            kill_engine(short_folder)
+            answers: list[list[int]] = [[], []]
+            async for output in beams.outputs():
+                answers[output.index] += output.new_token_ids
+            streams.close(beams)
+            return answers
+
+    assert asyncio.run(generate()) == [output.token_ids for output in expected.outputs]
 
 
 def test_a_canceled_stream_ends_here_and_in_the_engine() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 import pytest
 from adapter_folders import make_adapter
@@ -144,6 +146,40 @@ def test_an_unload_waits_for_requests_which_survive_an_engine(
     kill_engine(world.server)
     assert world.complete("b") == expected("b")  # by the next engine
     assert world.unload("b")[0] == 200
+
+
+def test_an_unload_under_load_gives_full_answers_or_clear_errors(
+    world: World, expected: Callable[[str], str]
+) -> None:
+    """Two front ends get requests for an adapter that comes and goes, and leaves no folder."""
+    body = {"model": "c", "prompt": QUESTIONS[0], "max_tokens": NUM_TOKENS, "temperature": 0}
+    want, stop = expected("c"), Event()
+
+    def ask() -> Counter[str]:
+        seen: Counter[str] = Counter()
+        while not stop.is_set():
+            response = world.gateway.post("/v1/completions", {**body, "ignore_eos": True})
+            if response.status == 200:
+                assert response.json["choices"][0]["text"] == want
+                seen["answers"] += 1
+            else:
+                assert response.status == 404, response.body
+                seen["errors"] += 1
+        return seen
+
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask) for _ in range(6)]
+        for _ in range(4):
+            assert world.load("c", "c")[0] == 200
+            world.complete("c")
+            assert world.unload("c")[0] == 200
+            (world.root / "c").rename(world.root / "away")
+            time.sleep(0.1)
+            (world.root / "away").rename(world.root / "c")
+        stop.set()
+        seen = sum((future.result(60) for future in asking), Counter())
+    assert seen["answers"] and seen["errors"]
+    assert world.complete(MODEL)
 
 
 def test_what_cannot_be_loaded_is_refused_alone(world: World, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from paged_client import InvalidRequest, ModelInfo, UnknownModel
+from paged_client import InvalidRequest, ModelInfo, Unavailable, UnknownModel
 from paged_client.gateway import backend_pool
 from paged_client.gateway.auth import ApiKey, RequireApiKey
-from paged_client.gateway.backend_pool import Backend, BackendPool
+from paged_client.gateway.backend_pool import Backend, BackendPool, BackendRequest
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.metrics import GatewayMetrics
@@ -115,9 +115,29 @@ def test_models_without_adapters_are_not_asked_again(pool: BackendPool) -> None:
     assert asked == 1
 
 
-def test_an_adapter_that_has_gone_is_an_unknown_model() -> None:
-    error = InvalidRequest("LoRA x is not supported, we currently support ['a']")
-    found = ApiError.from_client(error)
+def test_a_request_that_an_unload_overtakes_is_for_an_unknown_model(pool: BackendPool) -> None:
+    """It has found the adapter, and waits until its prompt is there."""
+    one, base = run(pool.resolve("one")), run(pool.resolve("llm"))
+    run(pool.unload_adapter(one))
+
+    async def send(model: ServedModel) -> None:
+        async for _ in pool.stream(BackendRequest(model, "a prompt")):
+            pass
+
+    with pytest.raises(UnknownModel, match="model: 'one' is not known: it was unloaded"):
+        run(send(one))
+    for backend in pool._backends.values():
+        backend.models = frozenset()
+    for model in (one, base):
+        with pytest.raises(Unavailable, match="no server has"):
+            run(send(model))
+
+
+@pytest.mark.parametrize(
+    "problem", [", we currently support ['a']", ": it was unloaded before the request began"]
+)
+def test_an_adapter_that_has_gone_is_an_unknown_model(problem: str) -> None:
+    found = ApiError.from_client(InvalidRequest(f"LoRA x is not supported{problem}"))
     assert (found.status, found.body["error"]["code"]) == (404, "model_not_found")
 
 

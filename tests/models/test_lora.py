@@ -353,6 +353,31 @@ def test_reloaded_weights_hit_no_block_of_the_earlier_ones(case, tmp_path):
         case.confirm(Request(str(number), prompt, params, lora=case.lora(source)), outputs)
 
 
+def test_a_request_that_comes_after_the_unload_is_refused(case):
+    """A front end may have read it before; a request that had begun goes on in the next engine."""
+    root = Path(case.modules[case.names[3]]).parent
+    engine = case.engine(lora_modules=None, runtime_lora_folder=str(root))
+    lora = LoRARequest("name", 7, case.modules[case.names[3]])
+    late = Request(
+        "late", list(range(3, 20)), SamplingParams(temperature=0, max_tokens=4), lora=lora
+    )
+    reference = replace(late, lora=case.lora(case.names[3]))
+    assert load(engine, lora) == ""
+    engine.adapters.forget(lora, is_replaced=True)
+    case.confirm(reference, run(engine, [late])["late"])
+    engine.adapters.forget(lora)
+    with pytest.raises(InvalidRequest, match="^LoRA name is not supported: it was unloaded"):
+        engine.add_request(late)
+    assert not engine.has_unfinished
+    engine.add_request(late, [[]])
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    case.confirm(reference, outputs)
+    assert load(engine, lora) == ""
+    case.confirm(reference, run(engine, [late])["late"])
+
+
 def test_an_adapter_is_replaced_while_a_request_uses_it(case):
     engine = case.engine(max_loras=2)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=False)
@@ -406,7 +431,7 @@ def test_an_adapter_is_loaded_and_forgotten_while_the_engine_runs(case):
     engine.add_request(requests[0])
     outputs = engine.step()
     engine.adapters.forget(first)  # the request goes on with its weights
-    engine.adapters.forget(second)
+    engine.adapters.forget(second, is_replaced=True)
     engine.add_request(requests[1])  # its weights are read again
     while engine.has_unfinished:
         outputs += engine.step()

@@ -289,7 +289,7 @@ class BackendPool:
 
     async def ask(self, model: ServedModel, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Return the result of ``question`` from one of the model's servers."""
-        error = _nobody(model)
+        error = self._nobody(model)
         for backend in self._attempts(replace(model, adapter=""), ()):
             try:
                 with backend.in_use():
@@ -302,7 +302,7 @@ class BackendPool:
 
     async def stream(self, request: BackendRequest) -> AsyncGenerator[Chunk, None]:
         """Yield a request's chunks; closing the generator cancels the request on the server."""
-        error = _nobody(request.model)
+        error = self._nobody(request.model)
         for backend in self._attempts(request.model, _hashes(request), request.hints.source):
             has_begun = False
             try:
@@ -350,7 +350,7 @@ class BackendPool:
     async def _only_response(
         self, request: BackendRequest, send: Callable[[AsyncClient], AsyncStream[T]]
     ) -> T:
-        error = _nobody(request.model)
+        error = self._nobody(request.model)
         for backend in self._attempts(request.model, _hashes(request), request.hints.source):
             try:
                 with backend.in_use():
@@ -379,6 +379,12 @@ class BackendPool:
             choice = self._router.choose(hashes, loads, _server_at(source, awake))
             self._metrics.routed(choice, is_retry=attempt > 0)
             yield left.pop(choice.server)
+
+    def _nobody(self, model: ServedModel) -> ClientError:
+        """Return the error of a request that no server can get."""
+        if model.adapter and self._with_model(model.name):
+            return UnknownModel(f"model: {model.shown!a} is not known: it was unloaded")
+        return Unavailable(f"no server has {model.shown!a} now")
 
     def _with_model(self, model: str) -> list[Backend]:
         return [backend for backend in self._backends.values() if model in backend.models]
@@ -430,7 +436,3 @@ def _server_at(source: str, addresses: Collection[str]) -> str | None:
     host = source.rpartition(":")[0]
     there = [address for address in addresses if host and address.rpartition(":")[0] == host]
     return there[0] if len(there) == 1 else None
-
-
-def _nobody(model: ServedModel) -> ClientError:
-    return Unavailable(f"no server has {model.shown!a} now")

@@ -14,7 +14,7 @@ from paged_client import ClientError, InvalidRequest, RequestTimeout, Unavailabl
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout_error"}
 _FIELD = re.compile(r"([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*): ")
-_UNKNOWN_ADAPTER = re.compile(r"LoRA .* is not supported, we currently support ")
+_UNKNOWN_ADAPTER = re.compile(r"LoRA .* is not supported[,:] ")
 _HEAD = re.compile(r"[a-z_]*")
 _TOO_LONG = re.compile(r"has \d+ (tokens; at most|characters, more than can become) (\d+) tokens")
 _MAX_MODEL_LEN = re.compile(r"max_model_len \((\d+)\)")

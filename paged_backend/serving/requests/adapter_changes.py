@@ -157,7 +157,8 @@ class AdapterChanges:
             return
         LOG.info("adapter %s is loaded from %s", lora.lora_name, shorten(lora.lora_path))
         if replaced is not None:  # its requests end without a caller that waits
-            self._link.send_all(wire.DropAdapter(uuid.uuid4().hex, replaced))
+            drop = wire.DropAdapter(uuid.uuid4().hex, replaced, is_replaced=True)
+            self._link.send_all(drop)
         _succeed(change.sender)
 
     def _begin(self, change: _Change) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,15 +33,24 @@ class Figures(Protocol):
 
 
 def run_requests(engine: Engine, requests: Sequence[Request], at_once: int) -> float:
-    """Run all requests, at most `at_once` at a time; returns tokens per second."""
+    """Run all requests, at most `at_once` at a time.
+
+    Returns:
+        The tokens of all completions, per second.
+    """
     waiting = list(reversed(requests))
-    num_open, started = 0, time.perf_counter()
-    while waiting or num_open:
-        while waiting and num_open < at_once:
-            engine.add_request(waiting.pop())
-            num_open += 1
-        num_open -= sum(output.finish_reason is not None for output in engine.step())
-    num_tokens = sum(request.params.max_tokens or 0 for request in requests)
+    unfinished: Counter[str] = Counter()  # completions by request_id
+    started = time.perf_counter()
+    while waiting or unfinished:
+        while waiting and len(unfinished) < at_once:
+            request = waiting.pop()
+            engine.add_request(request)
+            unfinished[request.request_id] = request.params.n
+        for output in engine.step():
+            if output.finish_reason is not None:
+                unfinished[output.request_id] -= 1
+        unfinished = +unfinished
+    num_tokens = sum(request.params.n * (request.params.max_tokens or 0) for request in requests)
     return num_tokens / (time.perf_counter() - started)
 
 
