@@ -57,7 +57,7 @@ COMPILED = [
 
 
 def is_always(name: str) -> bool:
-    """Return whether a case is compiled in every run: all are, if the table may be outdated."""
+    """Return True if each run compiles a case: it compiles all if the table may be outdated."""
     return OTHER_TRITON or OTHER_SOURCES or CASES[name].operation in ALWAYS
 
 

@@ -9,7 +9,7 @@ from ranks_in_threads import make_ranks_engine
 from requests_of_every_sort import Answers, answers_of
 
 # Steps of few tokens, so that prompts come in chunks.
-STEPS = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "max_model_len": 128}
+STEPS = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "max_model_len": 96}
 POOL_BYTES = 2**24
 EVEN = {"vocab_size": 200}  # two ranks divide it
 

@@ -23,8 +23,8 @@ class Answers(NamedTuple):
 
 def all_sorts() -> list[Request]:
     """Long and short prompts, greedy and seeded, with several completions, some with logprobs."""
-    greedy = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
-    seeded = {"temperature": 1.0, "top_p": 0.9, "seed": 3, "max_tokens": 24, "ignore_eos": True}
+    greedy = {"temperature": 0, "max_tokens": 14, "ignore_eos": True}
+    seeded = {"temperature": 1.0, "top_p": 0.9, "seed": 3, "max_tokens": 14, "ignore_eos": True}
     return [
         *(
             Request(f"g{i}", [*SHARED[: 20 + 3 * i], i + 5], SamplingParams(**greedy))
