@@ -111,7 +111,7 @@ class KVCacheManager:
         return num_tokens if self.states is None else self.states.cut(seq, start, num_tokens)
 
     def rewind(self, seq: Sequence) -> None:
-        """Go back to a state of a sequence that the step in flight did not change.
+        """Go back to the newest state of a sequence that no dropped token of a step has changed.
 
         Tokens after it count as not computed. Without such a state, the blocks are released.
         """
@@ -321,6 +321,9 @@ class KVCacheManager:
 def _first_position(seq: Sequence) -> int:
     """Return a lower bound on the position of the next token to compute.
 
-    Drafts count as computed, and a wrong one is computed again.
+    Drafts count as computed, and a wrong one is computed again. If layers keep a state, so is all
+    that the step computes after the earlier state.
     """
+    if seq.num_draft_tokens > 0 and len(seq.states) > 1:
+        return seq.states[-2].position
     return seq.num_computed_tokens - seq.num_draft_tokens

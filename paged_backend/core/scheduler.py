@@ -351,7 +351,8 @@ class Scheduler:
         While prompts wait or are computed, they get at least half of this room.
         """
         drafts: dict[int, Draft] = {}
-        if self._drafter is None:
+        states = self.kv.states
+        if self._drafter is None or not (states is None or states.has_room_for_drafts):
             return drafts
         running = self.sequences.running.values()
         decodes = [seq for seq in running if seq.num_uncomputed_tokens == 1 and can_be_drafted(seq)]
@@ -362,6 +363,7 @@ class Scheduler:
         proposed = self._drafter.propose(decodes, budget)
         for seq in decodes:
             num_useful = min(budget, max_draft_tokens(seq))
+            num_useful = self.kv.cut_chunk(seq, seq.num_computed_tokens, 1 + num_useful) - 1
             draft = proposed.get(seq.seq_id, NO_DRAFT).first(num_useful)
             draft = allowed_drafts(seq, draft)
             if draft.token_ids:

@@ -319,13 +319,19 @@ class Sequences:
         self.waiting.charge_each(requests, OUTPUT_TOKEN_COST)
 
     def take_tokens(self, seq: Sequence, token_ids: list[int]) -> None:
-        """Replace the placeholders of the earliest step in flight with its tokens."""
+        """Replace the placeholders of the earliest step in flight with its tokens.
+
+        A state after wrong drafts is dropped, so that the right ones are computed again.
+        """
+        had_drafts = seq.num_draft_tokens > 0
         # The queue counts the tokens of a waiting sequence. Wrong drafts change their number if the
         # sequence was preempted while their step was in flight.
         recount = seq.num_draft_tokens > 0 and seq.status is SequenceStatus.WAITING
         if recount:
             self.waiting.discard(seq)
         seq.take_tokens(token_ids)
+        if had_drafts and seq.states:
+            self._kv.rewind(seq)
         if recount:
             self.waiting.add(seq)
 

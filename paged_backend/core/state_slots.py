@@ -19,7 +19,8 @@ class StateSlots:
     Each step reads the state of a sequence before the tokens that it computes, and writes the state
     after them. Both may have the same slot, unless the old state is still needed: another sequence
     has it, too (a fork), or the prefix cache keeps it (a *checkpoint*), or the step may have to be
-    repeated because the sequence has a grammar.
+    repeated: the sequence has a grammar, or the step computes drafts that may be wrong. After a
+    wrong draft, the right ones before it are computed again, from the old state, in the next step.
 
     There are checkpoints at the border of the last full block of a prompt and at each multiple of
     ``layout.interval`` tokens. A chunk of a prompt ends at a checkpoint (:meth:`cut`). A slot whose
@@ -85,15 +86,29 @@ class StateSlots:
             end = border
         return min(num_tokens, end - start)
 
-    def advance(self, seq: Sequence, num_tokens: int) -> tuple[int, int]:
-        """Return the slots that the next ``num_tokens`` tokens of a sequence read and write."""
+    @property
+    def has_room_for_drafts(self) -> bool:
+        """True if each started sequence can keep its state beside the one after its drafts."""
+        return self.pool.num_free >= self.num_started
+
+    def advance(
+        self, seq: Sequence, num_tokens: int, *, has_drafts: bool = False
+    ) -> tuple[int, int]:
+        """Return the slots that the next tokens of a sequence read and write.
+
+        Args:
+            seq: the sequence.
+            num_tokens: the number of tokens, with drafts.
+            has_drafts: some of them are drafts, so that the old state is kept until the drafts are
+                known to be right. The caller has checked `has_room_for_drafts`.
+        """
         states, end = seq.states, seq.num_computed_tokens + num_tokens
         self._settle(seq)
         if not states:
             states.append(State(end, self.pool.allocate()))
             return ZERO_SLOT, states[0].slot
         newest = states[-1].slot
-        if self._may_overwrite(seq):
+        if not has_drafts and self._may_overwrite(seq):
             states[-1] = State(end, newest)
             return newest, newest
         states.append(State(end, self.pool.allocate()))

@@ -149,7 +149,11 @@ class StepBuilder:
         if kv.states is None:
             return []
         slots = [kv.states.advance(seq, 1) for seq in self.continued]
-        return slots + [kv.states.advance(seq, num_tokens) for seq, num_tokens in self.slices()]
+        for seq, num_tokens in self.slices():
+            num_drafts = len(self.drafts.get(seq.seq_id, NO_DRAFT).token_ids)
+            has_drafts = num_drafts > 0
+            slots.append(kv.states.advance(seq, num_tokens + num_drafts, has_drafts=has_drafts))
+        return slots
 
     def _continue(self) -> ContinuedDecodes:
         """Return what the worker needs to continue decodes."""

@@ -69,6 +69,9 @@ def load_draft_model(
             _OPTION, f"{shorten(speculation.model)} cannot be used: transformers computes it"
         )
     config = load_model_config(folder)
+    if config.variant.state_mixers:
+        problem = "cannot be used: some of its layers keep a state for each sequence"
+        raise option_error(_OPTION, f"{shorten(speculation.model)} {problem}")
     _check_tokens(options, speculation.model, folder, config.vocab_size, target.config.vocab_size)
     quantization = read_quantization(folder, config.file)
     own = replace(

@@ -13,6 +13,7 @@ from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import MIN_STATE_SLOTS, num_state_slots
 from paged_backend.values.options.scheduling import StepLimits
+from paged_backend.values.options.speculation import DRAFT_MODEL
 
 _WITH_STATES = "for a model with layers that keep a state for each sequence"
 
@@ -23,8 +24,9 @@ def refuse_with_states(options: EngineConfig) -> None:
     Raises:
         ConfigError: it has not.
     """
-    if options.speculative_config is not None:
-        raise option_error("speculative_config", f"cannot be used {_WITH_STATES}")
+    speculation = options.speculation()
+    if speculation is not None and speculation.method == DRAFT_MODEL:
+        raise option_error("speculative_config.method", f"cannot be {DRAFT_MODEL} {_WITH_STATES}")
     if options.enable_lora:
         raise option_error("enable_lora", f"can only be false {_WITH_STATES}")
 

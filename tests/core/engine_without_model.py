@@ -448,7 +448,9 @@ class EngineWithoutModel:
                 assert spec.num_output_tokens < spec.params.max_tokens, "a token too many"
                 seen = self._seen(tables, spec.context)
                 if plan.state_slots:
-                    assert seen == self.state_of[item.seq_id], "the state is of other tokens"
+                    state = self.state_of[item.seq_id]
+                    assert len(state) == end
+                    assert seen == state[: len(seen)], "the state is of other tokens"
                 token = next_token(seen, spec.seed)
                 sampled.append(nearest(token, allowed.get(len(sampled))))
                 self.last_token[spec.seq_id] = sampled[-1]

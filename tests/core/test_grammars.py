@@ -118,7 +118,7 @@ def test_tokens_under_a_grammar_depend_on_nothing_else(
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
             async_scheduling=async_scheduling,
-            drafter=make_drafter() if states is None else None,
+            drafter=make_drafter(),
             states=states,
         )
         for request, constrained in open_requests.values():

@@ -6,6 +6,7 @@ import pytest
 from engine_without_model import (
     EngineWithoutModel,
     PrecomputedDrafter,
+    RandomDrafter,
     expected_tokens,
     make_request,
     make_sequence,
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from test_scheduler_properties import HISTORIES, MAX_MODEL_LEN, actions, windows
 
 from paged_backend.core.seeds import derive_seed
+from paged_backend.core.sequence import Sequence
 from paged_backend.core.state_slots import StateSlots
 from paged_backend.values.kv_cache_groups import KVCacheLayout, StateLayout
 
@@ -36,10 +38,21 @@ def make_engine(num_slots: int = 24, interval: int = 8, **options) -> EngineWith
     caching=st.booleans(),
     async_scheduling=st.booleans(),
     fair=st.booleans(),
+    drafts=st.none() | st.integers(0, 1000),
 )
 def test_states_are_of_the_right_tokens_after_any_history(
-    actions, extra_blocks, windows, num_slots, interval, budget, caching, async_scheduling, fair
+    actions,
+    extra_blocks,
+    windows,
+    num_slots,
+    interval,
+    budget,
+    caching,
+    async_scheduling,
+    fair,
+    drafts,
 ):
+    """With drafts, these are right up to any position."""
     num_blocks = 1 + KVCacheLayout(4, budget, windows).max_blocks(0, MAX_MODEL_LEN) + extra_blocks
     engine = make_engine(
         num_slots,
@@ -52,6 +65,7 @@ def test_states_are_of_the_right_tokens_after_any_history(
         async_scheduling=async_scheduling,
         fair=fair,
         windows=windows,
+        drafter=None if drafts is None else RandomDrafter(drafts),
     )
     accepted, aborted = {}, set()
     for kind, value in actions:
@@ -167,9 +181,56 @@ def test_a_pool_without_a_free_slot_gives_up_checkpoints(caching: bool) -> None:
     assert states.pool.num_used == 0
 
 
-def test_drafts_would_need_states_of_each_token() -> None:
-    """The engine refuses the combination; here the states' check notices it."""
+@pytest.mark.parametrize("num_right", range(5))
+def test_drafts_keep_the_state_before_them(num_right: int) -> None:
+    """Drafts are rejected at each position, or not at all."""
+    engine = make_engine(drafter=PrecomputedDrafter(4, num_right), max_num_batched_tokens=64)
+    request = make_request("first", [1, 2, 3], max_tokens=20, ignore_eos=True)
+    engine.add(request)
+    engine.run()
+    tokens = engine.tokens["first", 0]
+    assert tokens == expected_tokens(request, derive_seed(1, 0), 64)
+    drafted = [plan for plan in engine.plans if plan.scheduled[0].num_draft_tokens]
+    assert drafted and all(read != write for p in drafted for read, write in p.state_slots)
+    # A checkpoint is kept after each 8 tokens, although drafts reach beyond it.
+    seq = make_sequence(7, make_request("second", [1, 2, 3, *tokens]))
+    assert engine.scheduler.kv.num_hit_tokens(engine.scheduler.kv.find_prefix(seq)) == 16
+    # Each wrong draft takes one step more, but each step has a token.
+    assert len(engine.plans) <= 20
+
+
+def test_no_drafts_without_slots_for_the_states_before_them() -> None:
+    engine = make_engine(num_slots=3, drafter=PrecomputedDrafter(4, 2), max_num_seqs=8)
+    engine.add(make_request("first", PROMPT, n=2, max_tokens=9, ignore_eos=True))
+    engine.run()
+    assert {len(tokens) for tokens in engine.tokens.values()} == {9}
+    for plan in engine.plans:
+        assert len(plan.scheduled) < 2 or not any(item.num_draft_tokens for item in plan.scheduled)
+
+
+@pytest.mark.parametrize("mutant", ["no rewind", "the wrong position", "overwritten"])
+def test_a_wrong_state_after_drafts_is_noticed(
+    mutant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative controls of the tests with drafts."""
+
+    def keep_position(states: StateSlots, seq: Sequence) -> bool:
+        position = seq.num_computed_tokens
+        rewound(states, seq)
+        seq.num_computed_tokens = position
+        return True
+
+    def overwrite(states: StateSlots, seq: Sequence, num_tokens: int, **options) -> tuple[int, int]:
+        read, write = advanced(states, seq, num_tokens, **options)
+        return (write, write) if options.get("has_drafts") else (read, write)
+
+    rewound, advanced = StateSlots.rewind, StateSlots.advance
+    if mutant == "overwritten":
+        monkeypatch.setattr(StateSlots, "advance", overwrite)
+    else:
+        other = keep_position if mutant == "the wrong position" else (lambda *args: True)
+        monkeypatch.setattr(StateSlots, "rewind", other)
     engine = make_engine(drafter=PrecomputedDrafter(4, 2))
     engine.add(make_request("first", PROMPT, max_tokens=20, ignore_eos=True))
-    with pytest.raises((AssertionError, RuntimeError), match="state"):
+    with pytest.raises((AssertionError, RuntimeError, KeyError), match="state|^[0-9]+$"):
         engine.run()

@@ -188,8 +188,8 @@ def test_bytes_of_a_state_follow_from_the_sizes(tmp_path: Path) -> None:
         ({"mamba_cache_mode": "some"}, "mamba_cache_mode must be one of none, align, all"),
         ({"kv_cache_memory_bytes": 80_000}, "one sequence needs 3; give"),
         (
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            "speculative_config cannot be used for a model with layers that keep a state",
+            {"speculative_config": {"method": "draft_model", "model": "demo"}},
+            "speculative_config.method cannot be draft_model for a model with layers that keep",
         ),
         ({"enable_lora": True}, "enable_lora can only be false for a model with layers"),
         ({"device": "cpu", "kv_cache_dtype": "nothing"}, "kv_cache_dtype must be one of"),

@@ -110,6 +110,56 @@ def test_a_lone_answer_takes_fewer_steps_by_the_accepted_tokens(tmp_path: Path) 
     assert off.stats().num_draft_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("family", "config", "options"),
+    [
+        ("qwen3-next", SUFFIX, {"mamba_block_size": 16}),
+        ("falcon-h1", NGRAM, {"dtype": "bfloat16", "enforce_eager": True}),
+        ("lfm2", SUFFIX, {"kv_cache_memory_bytes": 2**17, "max_model_len": 128}),  # preemption
+    ],
+)
+def test_tokens_after_states_are_the_same(
+    tmp_path: Path, family: str, config: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Each seventh token of the predictions is wrong, as random models repeat few tokens."""
+    make_checkpoint(family, tmp_path)
+    settings = {"max_num_seqs": 6, "max_num_batched_tokens": 48, **options}
+    wanted = requests(12)
+    plain = make_engine(tmp_path, **settings)
+    answers = answers_of(plain, wanted)
+    predicted = []
+    for request in wanted:
+        tokens = [token for token in answers[request.request_id, 0] if isinstance(token, int)]
+        tokens[6::7] = [3 + token % 190 for token in tokens[6::7]]
+        predicted.append(replace(request, predicted_token_ids=tokens))
+    drafted = make_engine(tmp_path, speculative_config=config, **settings)
+    assert answers_of(drafted, predicted) == answers
+    stats = drafted.stats()
+    assert stats.num_draft_tokens > stats.num_accepted_tokens > 100
+    assert stats.num_used_blocks == 0
+    assert (stats.num_preemptions > 0) == ("kv_cache_memory_bytes" in options)
+
+
+@pytest.mark.parametrize("num_wrong", [0, 3])
+def test_a_prediction_of_a_model_with_states(num_wrong: int, tmp_path: Path) -> None:
+    """Wrong tokens cost a step each, in which the right ones before them are computed again."""
+    make_checkpoint("jamba", tmp_path)
+    params = SamplingParams(max_tokens=48, temperature=0.7, seed=3)
+    request = Request("one", [5, 6, 7, 8], params)
+    (answer,) = answers_of(make_engine(tmp_path), [request]).values()
+    predicted = [token for token in answer if isinstance(token, int)]
+    assert len(predicted) == 48
+    for place in range(10, 10 + 12 * num_wrong, 12):
+        predicted[place] = (predicted[place] + 1) % 199
+    engine = make_engine(tmp_path, speculative_config=SUFFIX)
+    with_prediction = replace(request, predicted_token_ids=predicted)
+    assert answers_of(engine, [with_prediction]) == {("one", 0): answer}
+    stats = engine.stats()
+    assert stats.num_accepted_tokens > 20
+    assert (stats.num_draft_tokens > stats.num_accepted_tokens) == (num_wrong > 0)
+    assert stats.num_steps < 30
+
+
 def test_a_prediction_of_tokens_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
     make_checkpoint("llama3", tmp_path)
     engine = make_engine(tmp_path, speculative_config=SUFFIX)
