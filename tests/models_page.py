@@ -26,7 +26,7 @@ from paged_backend.values.errors import ConfigError
 ROOT = Path(__file__).parents[1]
 # Models of transformers that are known not to work, by their types; with what their sizes need.
 REFUSED: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("kimi_linear", "mamba", "minimax", "rwkv"), {}),
+    **dict.fromkeys(("mamba", "rwkv"), {}),
     "llama4_text": {},
     "diffllama": {},
     "gemma4_text": {"head_dim": 16, "global_head_dim": 32},
@@ -64,24 +64,24 @@ They run on a CPU, on a GPU, quantized ([formats](quantization.md)), and as embe
 variant of a family has a separate row if it uses other parts of the code.
 """
 LATENT = """
-DeepSeek, GLM-4 MoE Lite and MiniCPM3 have latent attention: a layer keeps one row for each token,
-the latent vector and the rotary key, and the up-projections of keys and values (`kv_b_proj`) are
-absorbed into queries and results. So DeepSeek-V3 keeps 70,272 bytes a token in bfloat16; with the
-keys and values of all heads it would be 4,997,120. `kv_b_proj` is dense in memory, whatever its
-format in the checkpoint, and cannot have an adapter. The KV cache has 16 or 32 bits, not 8. Ranks
-divide the heads, and each keeps whole rows. Layers of a checkpoint that predict more tokens of a
-step (`num_nextn_predict_layers`) are not loaded.
+DeepSeek, GLM-4 MoE Lite, MiniCPM3 and Kimi Linear have latent attention: a layer keeps one row for
+each token, the latent vector and the rotary key, and the up-projections of keys and values
+(`kv_b_proj`) are absorbed into queries and results. So DeepSeek-V3 keeps 70,272 bytes a token in
+bfloat16; with the keys and values of all heads it would be 4,997,120. `kv_b_proj` is dense in
+memory, whatever its format in the checkpoint, and cannot have an adapter. The KV cache has 16 or 32
+bits, not 8. Ranks divide the heads, and each keeps whole rows. Layers of a checkpoint that predict
+more tokens of a step (`num_nextn_predict_layers`) are not loaded.
 """
 STATES = """
 Hybrids (Qwen3-Next, Qwen 3.5, LFM2, Granite 4, Bamba, Falcon-H1, Nemotron-H, OLMo Hybrid, Jamba,
-RecurrentGemma) have layers that keep one state for each sequence, of a size that does not grow with
-the text. States have slots in a pool, which takes at most half of the cache's memory. The prefix
-cache keeps the state after every `mamba_block_size` tokens and at the end of prompts
-([options](options.md)), and a prefix counts as cached up to the last state that is still there. On
-a GPU, prompts are computed row by row in these layers, which takes long; it has not been measured.
-Ranks divide states like heads ([parallel.md](parallel.md#models)). After a wrong guess, a step
-repeats the right ones ([speculation.md](speculation.md#models-with-states)). Adapters and draft
-models are refused for these models.
+Kimi Linear, MiniMax, RecurrentGemma) have layers that keep one state for each sequence, of a size
+that does not grow with the text. States have slots in a pool, which takes at most half of the
+cache's memory. The prefix cache keeps the state after every `mamba_block_size` tokens and at the
+end of prompts ([options](options.md)), and a prefix counts as cached up to the last state that is
+still there. On a GPU, prompts are computed row by row in these layers, which takes long; it has not
+been measured. Ranks divide states like heads ([parallel.md](parallel.md#models)). After a wrong
+guess, a step repeats the right ones ([speculation.md](speculation.md#models-with-states)). Adapters
+and draft models are refused for these models.
 """
 FALLBACK = """
 ## Models that transformers computes

@@ -129,6 +129,111 @@ class DeltaShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaShape:
+    """Linear attention by the gated delta rule with a decay for each channel (Kimi Linear).
+
+    Attributes:
+        hidden_size: size of a row.
+        num_heads: heads of queries, keys and values.
+        head_dim: size of a head, and of the rows that decays and gates are made of.
+        width: rows that the convolutions see, their own included.
+    """
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    width: int
+
+    name = "self_attn"
+
+    @property
+    def values_size(self) -> int:
+        """The size of all queries, keys, or values of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """The numbers of a token that are convolved: queries, keys and values."""
+        return 3 * self.values_size
+
+    @property
+    def kept_numbers(self) -> tuple[int, int]:
+        """The numbers of a state in the model's dtype, and those in float32."""
+        return self.channels * (self.width - 1), self.values_size * self.head_dim
+
+    @property
+    def small_parts(self) -> dict[str, int]:
+        """The sizes of the numbers for beta, and of the rows for decays and gates, by name."""
+        return {"b_proj": self.num_heads, "f_a_proj": self.head_dim, "g_a_proj": self.head_dim}
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Yield the tensors of the module, by name in it."""
+        hidden, values, size = self.hidden_size, self.values_size, self.head_dim
+        for name in ("q", "k", "v"):
+            yield from linear_tensors(f"{name}_proj", hidden, values, False, 0)
+            shape = values, 1, self.width
+            yield f"{name}_conv1d.weight", TensorSpec(shape, Role.CONVOLUTION)
+        for name, outputs in self.small_parts.items():
+            yield f"{name}.weight", TensorSpec((outputs, hidden), Role.ROUTER)
+        for name in ("f_b_proj", "g_b_proj"):
+            yield f"{name}.weight", TensorSpec((values, size), Role.ROUTER)
+        yield "A_log", TensorSpec((1, 1, self.num_heads, 1), Role.DECAY)
+        yield "dt_bias", TensorSpec((values,), Role.DECAY)
+        yield "o_norm.weight", TensorSpec((size,), Role.NORM)
+        yield from linear_tensors("o_proj", values, hidden, False, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LightningShape:
+    """Linear attention with a fixed decay for each head, then a norm and a gate (MiniMax).
+
+    Attributes:
+        hidden_size: size of a row.
+        num_heads: heads of queries, keys and values.
+        head_dim: size of a head.
+        num_layers: layers of the model; decays are slower in later ones.
+        norm_eps: epsilon of the norm of all heads together.
+    """
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    num_layers: int
+    norm_eps: float = 1e-6
+
+    name = "self_attn"
+
+    @property
+    def values_size(self) -> int:
+        """The size of all values of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kept_numbers(self) -> tuple[int, int]:
+        """The numbers of a state in the model's dtype, and those in float32."""
+        return 0, self.values_size * self.head_dim
+
+    def slopes(self, layer: int) -> list[float]:
+        """Return the negative logarithm of each head's decay in a layer.
+
+        They are those of ALiBi (Press et al., "Train Short, Test Long", 2021, section 3), less in
+        later layers (MiniMax, "MiniMax-01: Scaling Foundation Models with Lightning Attention",
+        2025).
+        """
+        factor = 1 - layer / (self.num_layers - 1 + 1e-5) + 1e-5
+        heads = range(1, self.num_heads + 1)
+        return [factor * 2 ** (-8 * head / self.num_heads) for head in heads]
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Yield the tensors of the module, by name in it."""
+        hidden, values = self.hidden_size, self.values_size
+        yield from linear_tensors("qkv_proj", hidden, 3 * values, False, 0)
+        yield from linear_tensors("output_gate", hidden, values, False, 0)
+        yield from linear_tensors("out_proj", values, hidden, False, 1)
+        yield "norm.weight", TensorSpec((values,), Role.NORM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvShape:
     """A short convolution between two gates (LFM2).
 
@@ -341,7 +446,15 @@ class RgLruShape:
             yield f"rg_lru.{name}_bias", TensorSpec((self.num_blocks, size), Role.BIAS, shard=0)
 
 
-StateMixer = DeltaShape | Mamba1Shape | Mamba2Shape | RgLruShape | ShortConvShape
+StateMixer = (
+    DeltaShape
+    | KimiDeltaShape
+    | LightningShape
+    | Mamba1Shape
+    | Mamba2Shape
+    | RgLruShape
+    | ShortConvShape
+)
 """What a layer has in place of attention."""
 
 

@@ -15,9 +15,11 @@ from paged_backend.checkpoint.families.gpt_oss import gpt_oss
 from paged_backend.checkpoint.families.granite import granite, granite_hybrid
 from paged_backend.checkpoint.families.jamba import jamba
 from paged_backend.checkpoint.families.keys import GELU_TANH, RELU2, SILU, ActivationKey
+from paged_backend.checkpoint.families.kimi import kimi_linear
 from paged_backend.checkpoint.families.lfm2 import lfm2, lfm2_moe
 from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
 from paged_backend.checkpoint.families.minicpm3 import minicpm3
+from paged_backend.checkpoint.families.minimax import minimax
 from paged_backend.checkpoint.families.ministral import ministral, ministral3
 from paged_backend.checkpoint.families.nemotron_h import nemotron_h
 from paged_backend.checkpoint.families.olmo import olmo2, olmo3, olmo_hybrid, olmoe
@@ -93,6 +95,7 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": replace(_GEMMA, variant=gemma3),
     "DeepseekV2ForCausalLM": Architecture(deepseek_v2),
     "DeepseekV3ForCausalLM": Architecture(deepseek_v3),
+    "MiniMaxForCausalLM": Architecture(minimax),
     "MiniCPM3ForCausalLM": Architecture(minicpm3, tied_embeddings=True),
     "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite),
     "Glm4ForCausalLM": Architecture(glm4, head_dim=128),
@@ -100,6 +103,7 @@ ARCHITECTURES = {
     "GraniteForCausalLM": Architecture(granite),
     "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid),
     "JambaForCausalLM": Architecture(jamba),
+    "KimiLinearForCausalLM": Architecture(kimi_linear),
     "Lfm2ForCausalLM": Architecture(lfm2, tied_embeddings=True),
     "Lfm2MoeForCausalLM": Architecture(lfm2_moe, tied_embeddings=True),
     "NemotronHForCausalLM": Architecture(nemotron_h, head_dim=128, activation=RELU2),

@@ -138,6 +138,24 @@ class LayerFactors:
     mlp_output: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class ResidualFactors:
+    """Factors for residuals that are taken after the norm (MiniMax).
+
+    After a part of a layer, the hidden states are one factor times what the part has read, which is
+    their norm, and another one times its output.
+
+    Attributes:
+        state: these factors for a module with a state.
+        attention: those for attention.
+        mlp: those for the MLP or the experts.
+    """
+
+    state: tuple[float, float]
+    attention: tuple[float, float]
+    mlp: tuple[float, float]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """Everything but sizes in which decoders differ; the defaults are Llama's.
@@ -169,6 +187,8 @@ class Variant:
             only; empty if all layers have attention only.
         parallel_mixers: a layer with one of these has attention, too, and their sum counts.
         factors: factors on inputs and outputs of the parts of a layer.
+        residual_factors: factors for residuals that are taken after the norm; None if hidden states
+            are added to as they are.
         only_mlp: whether each layer is only an MLP, and all others have none; empty if all layers
             have both attention, or what is in its place, and an MLP.
         plain_mlp: the MLP has no gate: down(max(up(x), 0) ** 2).
@@ -203,6 +223,7 @@ class Variant:
     state_mixers: tuple[StateMixer | None, ...] = ()
     parallel_mixers: bool = False
     factors: LayerFactors = LayerFactors()
+    residual_factors: ResidualFactors | None = None
     only_mlp: tuple[bool, ...] = ()
     plain_mlp: bool = False
     gated_attention: bool = False

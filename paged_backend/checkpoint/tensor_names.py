@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-# Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables.
-_IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
+# Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables, and decays
+# of MiniMax's heads, which follow from their numbers.
+_IGNORED = (
+    *("lm_head.weight", "rotary_emb.inv_freq", ".self_attn.slope_rate"),
+    *(f".self_attn.{part}_decay" for part in ("query", "key", "diagonal")),
+)
 # How names begin in checkpoints that leave out the prefix.
 _BASE_NAMES = (
     *("embed_tokens.", "layers.", "norm."),
     *("embedding_norm.", "final_layernorm.", "final_norm.", "norm_f."),  # families' last norms
 )
-# Other prefixes, of Nemotron-H, and names of modules, of OLMo Hybrid and Granite's experts.
+# Other prefixes, of Nemotron-H, and names of modules, of OLMo Hybrid and Granite's experts. The
+# MLPs of Kimi Linear are renamed by transformers 5 when it saves a model.
 _OTHER_PREFIXES = {
     "backbone.embeddings.": "model.embed_tokens.",
     "embeddings.weight": "model.embed_tokens.weight",
@@ -24,6 +29,7 @@ _OTHER_MODULES = {
     ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
     ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
     ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
+    **{f".block_sparse_moe.{part}_proj.": f".mlp.{part}_proj." for part in ("gate", "up", "down")},
 }
 _QUERY_SCALES = re.compile(
     r".*\.self_attn\.(?:q_proj\.(?:output|q)_scale|(?:attn\.)?(?:q|prob|prob_output)_scale|q\.scale)"

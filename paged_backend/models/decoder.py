@@ -10,6 +10,8 @@ from torch import Tensor
 
 from paged_backend.checkpoint.mixers import (
     DeltaShape,
+    KimiDeltaShape,
+    LightningShape,
     Mamba1Shape,
     Mamba2Shape,
     RgLruShape,
@@ -22,8 +24,10 @@ from paged_backend.models.blocks import Attention, GatedMLP, PlainMLP, prefixed
 from paged_backend.models.classifier import Classifier
 from paged_backend.models.delta import GatedDelta
 from paged_backend.models.embedding import EmbeddingMethod
+from paged_backend.models.kimi_delta import KimiDelta
 from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layers import Kernels, NormWeights
+from paged_backend.models.lightning import LightningAttention
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
 from paged_backend.models.mamba1 import Mamba1
 from paged_backend.models.mamba2 import Mamba2
@@ -45,6 +49,8 @@ class Part:
         output: computes the output from the norm, or from what `mixing` returns.
         reader: the layer that alone reads the norm, if there is only one.
         output_norm: the weight of the norm of the output; None for no norm.
+        residual: factors on what the part reads and on its output, the sum of which becomes the
+            hidden states; None if the output is added to them.
     """
 
     norm: Tensor | None
@@ -52,6 +58,7 @@ class Part:
     output: RowFunction
     reader: LinearMethod | None
     output_norm: Tensor | None
+    residual: tuple[float, float] | None = None
 
 
 class DecoderLayer:
@@ -68,6 +75,7 @@ class DecoderLayer:
     ) -> None:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
         self._names = config.variant.norms_of(index)
+        self._residual = config.variant.residual_factors
         sizes = dict.fromkeys(self._names.names, config.hidden_size)
         self.norms = {name: self._norm_weights.empty(size) for name, size in sizes.items()}
         self._mixers = _make_mixers(config, index, prefix, cos_sin_cache, kernels)
@@ -95,12 +103,19 @@ class DecoderLayer:
     def parts(self) -> Iterator[Part]:
         """Yield the parts in the order in which they are computed, after `pack`."""
         names, mixing, mlp = self._names, self.mixing, self.mlp
+        factors = self._residual
         if mixing is not None:
             norms = self._norm(names.attention_input), self._norm(names.attention_output)
-            yield Part(norms[0], mixing, mixing.o_proj, mixing.reader, norms[1])
+            residual = None
+            if factors is not None:
+                residual = factors.state if mixing.kept_state else factors.attention
+            reader = mixing.reader if factors is None else None  # hidden states are made of it, too
+            yield Part(norms[0], mixing, mixing.o_proj, reader, norms[1], residual)
         if mlp is not None:
             norms = self._norm(names.mlp_input), self._norm(names.mlp_output)
-            yield Part(norms[0], None, mlp, mlp.reader, norms[1])
+            residual = None if factors is None else factors.mlp
+            reader = mlp.reader if factors is None else None
+            yield Part(norms[0], None, mlp, reader, norms[1], residual)
 
     def _norm(self, name: str | None) -> Tensor | None:
         """Return the weight of a norm; None if the name is."""
@@ -215,11 +230,13 @@ class Decoder:
         nexts = [*((part.norm, part.reader) for part in parts[1:]), (self._norm, None)]
         x = self._normed(hidden, parts[0].norm)
         for number, (part, following) in enumerate(zip(parts, nexts, strict=True)):
+            if part.residual is not None:
+                hidden = x * part.residual[0]
             if part.mixing is not None:
                 x = part.mixing.mix(x, attention, meta)
             if number == self._last_mixing and logits_indices is not None:  # others are not read
                 x, hidden = x[logits_indices], hidden[logits_indices]
-            x = self._add(hidden, part.output, x, part.output_norm, following)
+            x = self._add(hidden, part, x, following)
         return x
 
     @torch.inference_mode()
@@ -249,27 +266,26 @@ class Decoder:
     def _add(
         self,
         hidden: Tensor,
-        part: RowFunction,
+        part: Part,
         x: Tensor,
-        output_norm: Tensor | None,
         following: tuple[Tensor | None, LinearMethod | None],
     ) -> Tensor:
         """Add the output of a layer's part to `hidden` in place; returns what the next one reads.
 
         Args:
             hidden: [rows, hidden_size].
-            part: the part, or its last product.
-            x: its input.
-            output_norm: the weight of the norm of the output; None for no norm.
+            part: the part.
+            x: the input of its last product, or of all of it.
             following: the weight of the norm that the next part begins with, None for no norm; and
                 the layer that alone reads the norm, if there is only one.
         """
         next_norm, reader = following
         variant, eps = self.config.variant, self.config.rms_norm_eps
-        if output_norm is None and next_norm is not None and variant.residual_scale == 1:
-            return self._functions.add_norm(hidden, part, x, next_norm, eps, reader)
-        output = self._normed(part(x), output_norm)
-        hidden.add_(output, alpha=variant.residual_scale)
+        scale = variant.residual_scale if part.residual is None else part.residual[1]
+        if part.output_norm is None and next_norm is not None and scale == 1:
+            return self._functions.add_norm(hidden, part.output, x, next_norm, eps, reader)
+        output = self._normed(part.output(x), part.output_norm)
+        hidden.add_(output, alpha=scale)
         return self._normed(hidden, next_norm)
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
@@ -313,6 +329,10 @@ def _make_mixers(
     match shape:
         case DeltaShape():
             mixers.append(GatedDelta(shape, index, prefix, eps, kernels))
+        case KimiDeltaShape():
+            mixers.append(KimiDelta(shape, index, prefix, eps, kernels))
+        case LightningShape():
+            mixers.append(LightningAttention(shape, index, prefix, kernels))
         case Mamba1Shape():
             mixers.append(Mamba1(shape, index, prefix, eps, kernels))
         case Mamba2Shape():

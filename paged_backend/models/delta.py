@@ -97,7 +97,8 @@ class GatedDelta:
         )
         sizes = [shape.keys_size, shape.keys_size, shape.values_size]
         q, k, v = torch.split(convolved, sizes, dim=1)
-        g, beta = states.functions.delta_gates(small, self._decay, self._dt_bias)
+        gates = *small.chunk(2, dim=1), self._decay, self._dt_bias
+        g, beta = states.functions.delta_gates(*gates)
         attended = states.functions.gated_delta(
             q.view(len(q), -1, shape.key_dim),
             k.view(len(k), -1, shape.key_dim),
@@ -120,13 +121,21 @@ def _row_orders(shape: DeltaShape) -> tuple[dict[str, Tensor], dict[str, Tensor]
     if shape.layout is not DeltaLayout.FUSED:
         return {}, {}
     values = shape.values_size // shape.num_key_heads
-    large = _sections_first(shape.num_key_heads, (shape.key_dim, shape.key_dim, values, values))
+    large = sections_first(shape.num_key_heads, (shape.key_dim, shape.key_dim, values, values))
     repeats = shape.num_value_heads // shape.num_key_heads
-    small = _sections_first(shape.num_key_heads, (repeats, repeats))
+    small = sections_first(shape.num_key_heads, (repeats, repeats))
     return {"in_proj_qkvz": large}, {"in_proj_ba": small}
 
 
-def _sections_first(num_heads: int, sizes: tuple[int, ...]) -> Tensor:
-    """Return the order that puts each section of all heads together."""
+def sections_first(num_heads: int, sizes: tuple[int, ...]) -> Tensor:
+    """Return the order that puts each section of all heads together.
+
+    Args:
+        num_heads: heads, each with rows of all sections.
+        sizes: rows of each section of a head.
+
+    Returns:
+        [num_heads * sum(sizes)] int64, the numbers of rows.
+    """
     rows = torch.arange(num_heads * sum(sizes)).view(num_heads, -1)
     return torch.cat([part.flatten() for part in torch.split(rows, list(sizes), dim=1)])

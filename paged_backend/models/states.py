@@ -77,16 +77,20 @@ class StateFunctions(Protocol):
         """
         ...
 
-    def delta_gates(self, numbers: Tensor, decay: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    def delta_gates(
+        self, shares: Tensor, rates: Tensor, decay: Tensor, dt_bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Compute the logarithms of decays, and the shares of values that are corrected.
 
         Args:
-            numbers: [num_tokens, 2 * heads] float32, those for shares and then those for decays.
-            decay: [heads] float32, negative.
-            dt_bias: [heads] float32.
+            shares: [num_tokens, heads] float32, the numbers for shares; there may be others.
+            rates: [num_tokens, count] float32, those for decays of heads or of channels.
+            decay: [count] float32, negative.
+            dt_bias: [count] float32.
 
         Returns:
-            decay * softplus(number + dt_bias), and sigmoid(number), [num_tokens, heads] each.
+            decay * softplus(rate + dt_bias) [num_tokens, count], and sigmoid(share)
+            [num_tokens, heads].
         """
         ...
 
@@ -115,6 +119,32 @@ class StateFunctions(Protocol):
 
         Returns:
             [num_tokens, num_value_heads, value_dim].
+        """
+        ...
+
+    def linear_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        slopes: Tensor,
+        pool: Tensor,
+        slots: Tensor,
+        query_start_loc: Tensor,
+    ) -> Tensor:
+        """Compute linear attention with a fixed decay for each head, without a scale.
+
+        Args:
+            q: [num_tokens, heads, key_dim].
+            k: the same.
+            v: [num_tokens, heads, value_dim].
+            slopes: [heads] float32, positive; a row multiplies the state by exp(-slope).
+            pool: [num_slots, heads, key_dim, value_dim] float32.
+            slots: see above.
+            query_start_loc: see above.
+
+        Returns:
+            [num_tokens, heads, value_dim].
         """
         ...
 

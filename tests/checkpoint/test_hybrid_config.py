@@ -42,6 +42,16 @@ _LFM2 = {"layer_types": ["conv"] * 3}
             {"n_group": 3},
             "n_group must divide n_routed_experts .8. into groups of 2 or more, got 3",
         ),
+        (
+            "kimi-linear",
+            "KimiLinearForCausalLM",
+            {
+                "layer_types": None,
+                "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 2]},
+            },
+            "linear_attn_config: full_attn_layers and kda_layers must have each layer from 1 to 3",
+        ),
+        ("minimax", "MiniMaxForCausalLM", {"layer_types": ["x"] * 3}, "layer_types holds 'x'; kno"),
         ("jamba", "JambaForCausalLM", {"attn_layer_offset": 3}, "attn_layer_offset must be an"),
         ("recurrent-gemma", "RecurrentGemmaForCausalLM", {"block_types": ["x"]}, "block_types"),
     ],
@@ -57,3 +67,19 @@ def test_values_that_are_refused(
     path.write_text(json.dumps(values | change))
     with pytest.raises(ConfigError, match=message):
         load_model_config(tmp_path)
+
+
+def test_older_files_of_kimi_linear_say_the_same(tmp_path: Path) -> None:
+    AutoConfig.for_model(**values_of("kimi-linear")).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text()) | {"architectures": ["KimiLinearForCausalLM"]}
+    path.write_text(json.dumps(values))
+    newer = load_model_config(tmp_path)
+    for key in ("layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads"):
+        del values[key]
+    section = {"full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 3}
+    path.write_text(json.dumps(values | {"linear_attn_config": section}))
+    assert load_model_config(tmp_path).variant == newer.variant
+    section["num_heads"] = 4
+    path.write_text(json.dumps(values | {"linear_attn_config": section}))
+    assert load_model_config(tmp_path).variant != newer.variant

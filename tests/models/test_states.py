@@ -11,6 +11,8 @@ import torch
 from checkpoints import make_checkpoint
 from oracle import VOCAB_SIZE, Oracle, make_engine, run, tokens_of
 
+from paged_backend.checkpoint.mixers import LightningShape
+from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.core.state_slots import StateSlots
 from paged_backend.engine.engine import Engine
 from paged_backend.models.delta import GatedDelta
@@ -22,6 +24,7 @@ from paged_backend.values.sampling_params import SamplingParams
 
 PROMPT = [3 + 7 * place % 190 for place in range(77)]
 FAMILIES = "qwen3-next", "qwen3.5"
+NEW = "granite-hybrid-moe", "kimi-linear", "minimax", "nemotron-h-moe"
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -41,7 +44,7 @@ def answer(engine: Engine, params: SamplingParams) -> list[SequenceOutput]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [*FAMILIES, "falcon-h1", "jamba", "nemotron-h"])
+@pytest.mark.parametrize("family", [*FAMILIES, "falcon-h1", "jamba", "nemotron-h", *NEW])
 def test_cuts_of_a_prompt_never_change_a_logit(family: str, dtype: str, tmp_path: Path) -> None:
     """Not by a bit, wherever chunks and checkpoints are."""
     make_checkpoint(family, tmp_path)
@@ -168,6 +171,32 @@ def test_a_wrong_state_changes_tokens(
             engine_answers.append(tokens)
     with pytest.raises(AssertionError):
         oracle.confirm(work, engine_answers)
+
+
+@pytest.mark.parametrize("family", NEW)
+def test_the_state_of_another_time_changes_tokens(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A negative control: prompts in chunks begin each chunk with a state of zeros."""
+    oracle, work = Oracle(family, tmp_path), [(PROMPT, 12)]
+    options = {"max_num_batched_tokens": 32, "enforce_eager": True}
+    oracle.confirm(work, tokens_of(run(make_engine(oracle.folder, **options), work)))
+    advance = StateSlots.advance
+    monkeypatch.setattr(StateSlots, "advance", lambda *args: (0, advance(*args)[1]))
+    with pytest.raises(AssertionError):
+        oracle.confirm(work, tokens_of(run(make_engine(oracle.folder, **options), work)))
+
+
+def test_slopes_are_those_of_transformers(tmp_path: Path) -> None:
+    """In each layer, as MiniMax's decays differ."""
+    model = make_checkpoint("minimax", tmp_path)
+    config = load_model_config(tmp_path)
+    for layer in (0, 2):
+        shape = config.variant.state_mixer_of(layer)
+        assert isinstance(shape, LightningShape)
+        wanted = model.model.layers[layer].self_attn.slope_rate.flatten()
+        torch.testing.assert_close(torch.tensor(shape.slopes(layer)), wanted, rtol=1e-5, atol=0)
+    assert shape.slopes(0) != shape.slopes(2)
 
 
 def test_bytes_of_a_state_follow_from_the_sizes(tmp_path: Path) -> None:

@@ -45,7 +45,11 @@ def taken(config: ModelConfig, kernels: Kernels) -> Shapes:
 def test_the_list_is_that_of_the_model_and_of_the_files(family: str, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path)
     config = load_model_config(tmp_path)
-    stored = {usual_name(name): header.shape for name, header in read_headers(tmp_path).items()}
+    stored = {
+        usual_name(name): header.shape
+        for name, header in read_headers(tmp_path).items()
+        if not name.endswith(("slope_rate", "_decay"))  # MiniMax's, which are computed
+    }
     assert listed(config) == stored
     for kernels in PLATFORMS:
         for tied in (True, False):

@@ -16,6 +16,7 @@ from paged_backend.checkpoint.shape import Activation, LayerNorms, Rotary
 from paged_backend.models.attention import AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.loader import load_model
+from paged_backend.models.states import StatePool, StateSpec
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
@@ -43,6 +44,9 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("glm4", {"rotary": Rotary(dim=16)}),
     ("granite", {"residual_scale": 1.0}),
     ("granite", {"logits_scale": 1.0}),
+    ("granite-hybrid-moe", {"residual_scale": 1.0}),
+    ("kimi-linear", {"attention_scale": 16**-0.5}),
+    ("minimax", {"residual_factors": None}),
     ("olmo3", {"windows": ()}),
 ]
 
@@ -64,8 +68,12 @@ def logits(folder: Path, changes: dict[str, Any]) -> torch.Tensor:
         slot_mappings=tuple(16 * int(table[0, 0]) + torch.arange(LENGTH) for table in tables),
         positions=torch.arange(LENGTH, dtype=torch.int32),
         num_decodes=0,
+        state_slots=torch.tensor([[0, 1]], dtype=torch.int32),
     )
     attention = platform.attention(spec, num_groups * num_blocks + 1)
+    if model.state_layers:
+        states = StateSpec(tuple(model.state_layers), num_slots=2)
+        attention.states = StatePool(states, platform.state_functions, platform.device)
     return model.compute_logits(model.forward(torch.arange(LENGTH), attention, meta, None))
 
 
@@ -90,6 +98,11 @@ def test_a_part_that_is_left_out_shows(
         ("deepseek-v3", {"scale": 1.0}),
         ("deepseek-v3", {"norm_topk_prob": False}),
         ("glm4-moe-lite", {"scoring": Scoring.SOFTMAX}),
+        ("granite-hybrid-moe", {"scoring": Scoring.SOFTMAX}),
+        ("kimi-linear", {"groups": None}),
+        ("kimi-linear", {"scale": 1.0}),
+        ("nemotron-h-moe", {"groups": None}),
+        ("nemotron-h-latent", {"norm_topk_prob": True}),
     ],
 )
 def test_a_part_of_the_routing_that_is_left_out_shows(

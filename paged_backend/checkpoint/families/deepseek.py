@@ -22,20 +22,20 @@ def deepseek_v2(config: ConfigFile, num_layers: int) -> Variant:
     """Read the variant of a DeepSeek V2 checkpoint."""
     if config.flag("mlp_bias", False):
         raise config.error("mlp_bias", "is true, which is not supported")
-    return _variant(config, num_layers, read_deepseek_v2(config), _after_dense(config, num_layers))
+    return _variant(config, num_layers, read_deepseek_v2(config), after_dense(config, num_layers))
 
 
 def deepseek_v3(config: ConfigFile, num_layers: int) -> Variant:
     """Read the variant of a DeepSeek V3 checkpoint."""
     interleaved = config.flag("rope_interleave", True)
-    layers = _after_dense(config, num_layers)
+    layers = after_dense(config, num_layers)
     return _variant(config, num_layers, read_deepseek_v3(config), layers, interleaved)
 
 
 def glm4_moe_lite(config: ConfigFile, num_layers: int) -> Variant:
     """Read the variant of a GLM-4 MoE Lite checkpoint."""
     interleaved = config.flag("rope_interleave", True)
-    layers = _sparse_layers(config, num_layers)
+    layers = sparse_layers(config, num_layers)
     return _variant(config, num_layers, read_deepseek_v3(config), layers, interleaved)
 
 
@@ -91,7 +91,7 @@ def _variant(
     )
 
 
-def _after_dense(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
+def after_dense(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
     """Read which layers have experts: all after the first ones."""
     if config.value("moe_layer_freq") not in (None, 1):
         frequency = shorten(config.value("moe_layer_freq"))
@@ -100,7 +100,8 @@ def _after_dense(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
     return tuple(layer >= first for layer in range(num_layers))
 
 
-def _sparse_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
+def sparse_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
+    """Read which layers have experts, by the names of the layers; all but the first by default."""
     kinds: Any = config.value("mlp_layer_types")
     if kinds is None:
         return tuple(layer > 0 for layer in range(num_layers))

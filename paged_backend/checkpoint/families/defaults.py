@@ -11,6 +11,7 @@ from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.granite import granite_hybrid_keys
+from paged_backend.checkpoint.families.kimi import kimi_linear_keys
 from paged_backend.checkpoint.families.lfm2 import lfm2_keys, lfm2_moe_keys
 from paged_backend.checkpoint.families.nemotron_h import nemotron_h_keys
 from paged_backend.checkpoint.families.recurrent_gemma import recurrent_gemma_keys
@@ -68,6 +69,21 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "num_key_value_heads": 8,
     },
+    "KimiLinearForCausalLM": {
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 512,
+        "moe_intermediate_size": 1024,
+        "n_group": 1,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 2.446,
+        "topk_group": 1,
+        "v_head_dim": 128,
+    },
     "Lfm2ForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
     "Lfm2MoeForCausalLM": {
         "moe_intermediate_size": 1792,
@@ -86,6 +102,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "scale_depth": 1.4,
         "scale_emb": 12,
+    },
+    "MiniMaxForCausalLM": {
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
     },
     "MinistralForCausalLM": {"sliding_window": 4096},
     "MixtralForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
@@ -131,6 +154,7 @@ _ROPES: dict[str, dict[str, Any]] = {
 # Families with other names of keys. These functions do not change what they return themselves.
 _USUAL_KEYS: dict[str, Callable[[ConfigFile], ConfigFile]] = {
     "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
+    "KimiLinearForCausalLM": kimi_linear_keys,
     "Lfm2ForCausalLM": lfm2_keys,
     "Lfm2MoeForCausalLM": lfm2_moe_keys,
     "NemotronHForCausalLM": nemotron_h_keys,

@@ -6,6 +6,7 @@ import math
 
 from paged_kernels.reference.causal_conv import causal_conv as exact_causal_conv
 from paged_kernels.reference.gated_delta import gated_delta as exact_gated_delta
+from paged_kernels.reference.linear_attention import linear_attention as exact_linear_attention
 from paged_kernels.reference.mamba1_scan import mamba1_scan as exact_mamba1_scan
 from paged_kernels.reference.rg_lru import rg_lru as exact_rg_lru
 from paged_kernels.reference.selective_scan import selective_scan as exact_selective_scan
@@ -28,9 +29,10 @@ def causal_conv(
     return out.to(x.dtype)
 
 
-def delta_gates(numbers: Tensor, decay: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+def delta_gates(
+    shares: Tensor, rates: Tensor, decay: Tensor, dt_bias: Tensor
+) -> tuple[Tensor, Tensor]:
     """Compute decays and shares, see `StateFunctions.delta_gates`."""
-    shares, rates = numbers.chunk(2, dim=1)
     return decay * softplus(rates + dt_bias), shares.sigmoid()
 
 
@@ -46,6 +48,19 @@ def gated_delta(
 ) -> Tensor:
     """Compute linear attention by the gated delta rule, see `StateFunctions.gated_delta`."""
     return exact_gated_delta(q, k, v, g, beta, pool, slots, query_start_loc).to(v.dtype)
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slopes: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor,
+) -> Tensor:
+    """Compute linear attention with fixed decays, see `StateFunctions.linear_attention`."""
+    return exact_linear_attention(q, k, v, slopes, pool, slots, query_start_loc).to(v.dtype)
 
 
 def selective_scan(
