@@ -9,7 +9,7 @@ from collections.abc import Container
 _IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
 # How names begin in checkpoints that leave out the prefix.
 _BASE_NAMES = (
-    *("embed_tokens.", "layers.", "norm."),
+    *("embed_tokens.", "layers.", "norm.", "embed_tokens_per_layer.", "per_layer_"),
     *("embedding_norm.", "final_layernorm.", "final_norm.", "norm_f."),  # families' last norms
 )
 # Other prefixes, of Nemotron-H, and names of modules, of OLMo Hybrid.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.model_config import ModelConfig
-from paged_backend.checkpoint.shape import Windows
+from paged_backend.checkpoint.shape import ModelShape, Windows
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
 from paged_backend.engine.draft_models import load_draft_model
 from paged_backend.engine.loaded_model import (
@@ -34,6 +36,7 @@ from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import (
     KVCacheLayout,
+    KVSizes,
     StateLayout,
     group_layers_of_stage,
 )
@@ -79,6 +82,10 @@ class StoredDecoder:
             refuse_stages(ranks, "for a model that scores pairs of texts")
         if config.variant.state_mixers:
             refuse_with_states(options, ranks)
+        if config.variant.layer_inputs is not None:
+            refuse_stages(ranks, "for a model with inputs of layers")
+        if config.keeping_layers != config.attention_layers:
+            refuse_stages(ranks, "for a model with layers that share keys and values")
         has_output_layer = config.has_output_layer and pooling is None
         config = replace(config, has_output_layer=has_output_layer)
         by_expert = options.enable_expert_parallel
@@ -94,7 +101,7 @@ class StoredDecoder:
             adapters=adapters,
         )
         return _with_kv_pool(
-            model, platform, limits, options, quantization, ranks, config.windows, adapters
+            model, platform, limits, options, quantization, ranks, _Layers.of(config), adapters
         )
 
 
@@ -144,7 +151,25 @@ class StoredFallback:
             )
         model = load_transformers_model(self.options, self.config, self.folder, platform, ranks)
         options = replace(self.options, enforce_eager=True)  # not all of its code can be captured
-        return _with_kv_pool(model, platform, limits, options, None, ranks, model.windows)
+        layers = _Layers(model.windows)
+        return _with_kv_pool(model, platform, limits, options, None, ranks, layers)
+
+
+class _Layers(NamedTuple):
+    """All layers of a model, of all stages.
+
+    Attributes:
+        windows: the window of each layer.
+        kept: what each layer keeps for a token; None if all keep the same.
+    """
+
+    windows: Windows
+    kept: Sequence[KVSizes] | None = None
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> _Layers:
+        """Return the layers of a model."""
+        return cls(shape.windows, [shape.kept_of(layer) for layer in range(shape.num_layers)])
 
 
 def _with_kv_pool(
@@ -154,7 +179,7 @@ def _with_kv_pool(
     options: EngineConfig,
     quantization: Quantization | None = None,
     ranks: Ranks = ONE_RANK,
-    windows: Windows = (),
+    all_layers: _Layers | None = None,
     adapters: AdapterSlots | None = None,
 ) -> LoadedModel:
     """Size the KV pool of a model with weights, and make its model runner.
@@ -166,7 +191,7 @@ def _with_kv_pool(
         options: the engine's options.
         quantization: how the checkpoint is quantized; None if it is not.
         ranks: the ranks, which get equal numbers of blocks.
-        windows: the windows of all layers, also of other stages; not needed with one stage.
+        all_layers: all layers, also of other stages; not needed with one stage.
         adapters: holds the LoRA adapters; None for a model without any.
     """
     loaded_s, max_model_len = time.monotonic(), model.max_model_len
@@ -178,9 +203,9 @@ def _with_kv_pool(
     layers = model.attention_layers
     kv_format = kv_cache_format(kv_dtype, layers, platform.kv_dtypes)
     groups = None
-    if ranks.pipeline is not None:
+    if ranks.pipeline is not None and all_layers is not None:
         numbers = range(layers[0].index, layers[-1].index + 1)
-        groups = group_layers_of_stage(windows, max_model_len, numbers)
+        groups = group_layers_of_stage(all_layers.windows, max_model_len, numbers, all_layers.kept)
     spec = KVCacheSpec.of(layers, options.block_size, kv_format, max_model_len, groups)
     layout = KVCacheLayout(
         options.block_size,

@@ -3,111 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.mixers import (
-    DeltaShape,
-    Mamba1Shape,
-    Mamba2Shape,
-    RgLruShape,
-    ShortConvShape,
-)
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
-from paged_backend.models.blocks import Attention, GatedMLP, PlainMLP, prefixed
+from paged_backend.models.blocks import prefixed
 from paged_backend.models.classifier import Classifier
-from paged_backend.models.delta import GatedDelta
+from paged_backend.models.decoder_layer import DecoderLayer, Part
 from paged_backend.models.embedding import EmbeddingMethod
-from paged_backend.models.latent import LatentAttention
+from paged_backend.models.layer_inputs import LayerInputTable
 from paged_backend.models.layers import Kernels, NormWeights
-from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
-from paged_backend.models.mamba1 import Mamba1
-from paged_backend.models.mamba2 import Mamba2
-from paged_backend.models.mixer import Mixer, Mixing
-from paged_backend.models.moe import MoeMLP
-from paged_backend.models.parallel_mixers import ParallelMixers
-from paged_backend.models.rg_lru import RgLru
-from paged_backend.models.short_conv import ShortConv
+from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.mixer import Mixing
 from paged_backend.models.states import StateLayer
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a layer; its output is added to the hidden states.
-
-    Attributes:
-        norm: the weight of the norm that it begins with; None for no norm.
-        mixing: mixes tokens; None for a part that computes each row for itself.
-        output: computes the output from the norm, or from what `mixing` returns.
-        reader: the layer that alone reads the norm, if there is only one.
-        output_norm: the weight of the norm of the output; None for no norm.
-    """
-
-    norm: Tensor | None
-    mixing: Mixing | None
-    output: RowFunction
-    reader: LinearMethod | None
-    output_norm: Tensor | None
-
-
-class DecoderLayer:
-    """The weights of one layer.
-
-    Attributes:
-        mixing: the attention, or what is in its place; None for a layer without.
-        mlp: the MLP, or the experts in its place; None for a layer without.
-        norms: the weights of the norms by their names in the checkpoint.
-    """
-
-    def __init__(
-        self, config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
-    ) -> None:
-        self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
-        self._names = config.variant.norms_of(index)
-        sizes = dict.fromkeys(self._names.names, config.hidden_size)
-        self.norms = {name: self._norm_weights.empty(size) for name, size in sizes.items()}
-        self._mixers = _make_mixers(config, index, prefix, cos_sin_cache, kernels)
-        self.mixing = _in_parallel(config, index, self._mixers)
-        moe = config.moe_of(index)
-        self._mlp_name = config.variant.names.mlp if moe is None else moe.names.module
-        self.mlp = _make_mlp(config, index, f"{prefix}.{self._mlp_name}", kernels)
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Return the weight tensors to fill, by checkpoint name relative to the layer."""
-        parameters: dict[str, Parameter] = {}
-        for mixer in self._mixers:
-            parameters |= prefixed(mixer.name, mixer.parameters())
-        return {
-            **{f"{name}.weight": weight for name, weight in self.norms.items()},
-            **parameters,
-            **prefixed(self._mlp_name, {} if self.mlp is None else self.mlp.parameters()),
-        }
-
-    def pack(self) -> None:
-        """Bring the filled weights into the form that the platform's kernels read."""
-        self._norm_weights.pack()
-        for mixer in self._mixers:
-            mixer.pack()
-        if self.mlp is not None:
-            self.mlp.pack()
-
-    def parts(self) -> Iterator[Part]:
-        """Yield the parts in the order in which they are computed, after `pack`."""
-        names, mixing, mlp = self._names, self.mixing, self.mlp
-        if mixing is not None:
-            norms = self._norm(names.attention_input), self._norm(names.attention_output)
-            yield Part(norms[0], mixing, mixing.o_proj, mixing.reader, norms[1])
-        if mlp is not None:
-            norms = self._norm(names.mlp_input), self._norm(names.mlp_output)
-            yield Part(norms[0], None, mlp, mlp.reader, norms[1])
-
-    def _norm(self, name: str | None) -> Tensor | None:
-        """Return the weight of a norm; None if the name is."""
-        return None if name is None else self.norms[name]
 
 
 class Decoder:
@@ -127,6 +38,9 @@ class Decoder:
         # Rounded as transformers rounds it, because models are trained with the rounded number.
         scale = torch.tensor(config.variant.embedding_scale, dtype=kernels.dtype)
         self._embedding_scale = float(scale)
+        self._layer_inputs: LayerInputTable | None = None
+        if config.variant.layer_inputs is not None:
+            self._layer_inputs = LayerInputTable(config.variant.layer_inputs, config, kernels)
         ropes = {index: config.ropes[index] for index in stage.layers}
         tables = {rope: rope.table(max_model_len, kernels.device) for rope in set(ropes.values())}
         self._layers = {
@@ -176,6 +90,8 @@ class Decoder:
             parameters |= self._lm_head.parameters()
         if self._embedding is not None:
             parameters["model.embed_tokens.weight"] = self._embedding.table
+        if self._layer_inputs is not None:
+            parameters |= self._layer_inputs.parameters()
         if self.head is not None:
             parameters |= self.head.parameters()
         for index, layer in self._layers.items():
@@ -186,6 +102,11 @@ class Decoder:
         """Bring the filled weights into the form that the platform's kernels read."""
         for layer in self._layers.values():
             layer.pack()
+        keepers = {layer.index: layer for layer in self.attention_layers}
+        for layer in self._layers.values():
+            layer.share(keepers)
+        if self._layer_inputs is not None:
+            self._layer_inputs.pack()
         self._parts = [part for layer in self._layers.values() for part in layer.parts()]
         mixing = (number for number, part in enumerate(self._parts) if part.mixing is not None)
         self._last_mixing = max(mixing, default=0)
@@ -204,7 +125,9 @@ class Decoder:
         logits_indices: Tensor | None,
     ) -> Tensor:
         """Compute the last hidden states, see `Model.forward`."""
-        return self.run_layers(self.embed(input_ids), attention, meta, logits_indices)
+        hidden = self.embed(input_ids)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(input_ids, hidden)
+        return self._run(hidden, inputs, attention, meta, logits_indices)
 
     def run_layers(
         self,
@@ -214,6 +137,25 @@ class Decoder:
         logits_indices: Tensor | None,
     ) -> Tensor:
         """Run the layers from the first one's input on, see `models.stage_model.Divisible`."""
+        return self._run(hidden, None, attention, meta, logits_indices)
+
+    def _run(
+        self,
+        hidden: Tensor,
+        inputs: Tensor | None,
+        attention: AttentionBackend,
+        meta: AttentionMetadata,
+        logits_indices: Tensor | None,
+    ) -> Tensor:
+        """Run the layers.
+
+        Args:
+            hidden: [num_tokens, hidden_size] hidden states before the layers; they change.
+            inputs: [num_tokens, num_layers, size] the inputs of layers; None without any.
+            attention: see `Model.forward`.
+            meta: see `Model.forward`.
+            logits_indices: see `Model.forward`.
+        """
         parts = self._parts
         nexts = [*((part.norm, part.reader) for part in parts[1:]), (self._norm, None)]
         x = self._normed(hidden, parts[0].norm)
@@ -222,7 +164,10 @@ class Decoder:
                 x = part.mixing.mix(x, attention, meta)
             if number == self._last_mixing and logits_indices is not None:  # others are not read
                 x, hidden = x[logits_indices], hidden[logits_indices]
-            x = self._add(hidden, part.output, x, part.output_norm, following)
+                inputs = None if inputs is None else inputs[logits_indices]
+            if part.gate is not None and inputs is not None:
+                x = part.gate.apply(x, inputs)
+            x = self._add(hidden, part, x, following)
         return x
 
     @torch.inference_mode()
@@ -252,78 +197,34 @@ class Decoder:
     def _add(
         self,
         hidden: Tensor,
-        part: RowFunction,
+        part: Part,
         x: Tensor,
-        output_norm: Tensor | None,
         following: tuple[Tensor | None, LinearMethod | None],
     ) -> Tensor:
         """Add the output of a layer's part to `hidden` in place; returns what the next one reads.
 
         Args:
             hidden: [rows, hidden_size].
-            part: the part, or its last product.
-            x: its input.
-            output_norm: the weight of the norm of the output; None for no norm.
+            part: the part.
+            x: the input of its last product, or of all of it.
             following: the weight of the norm that the next part begins with, None for no norm; and
                 the layer that alone reads the norm, if there is only one.
         """
         next_norm, reader = following
         variant, eps = self.config.variant, self.config.rms_norm_eps
-        if output_norm is None and next_norm is not None and variant.residual_scale == 1:
-            return self._functions.add_norm(hidden, part, x, next_norm, eps, reader)
-        output = self._normed(part(x), output_norm)
+        fuses = part.output_norm is None and part.scalar is None and variant.residual_scale == 1
+        if fuses and next_norm is not None:
+            return self._functions.add_norm(hidden, part.output, x, next_norm, eps, reader)
+        output = self._normed(part.output(x), part.output_norm)
         hidden.add_(output, alpha=variant.residual_scale)
+        if part.scalar is not None:
+            hidden.mul_(part.scalar)
         return self._normed(hidden, next_norm)
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
             return x
         return self._functions.rms_norm(x, weight, self.config.rms_norm_eps)
-
-
-def _make_mlp(
-    config: ModelConfig, index: int, prefix: str, kernels: Kernels
-) -> GatedMLP | MoeMLP | PlainMLP | None:
-    """Return the MLP of a layer, or its experts; None for a layer without."""
-    if not config.variant.has_mlp(index):
-        return None
-    moe = config.moe_of(index)
-    if moe is not None:
-        return MoeMLP(moe, prefix, kernels)
-    make = PlainMLP if config.variant.plain_mlp else GatedMLP
-    return make(config, prefix, kernels)
-
-
-def _make_mixers(
-    config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
-) -> list[Mixer]:
-    """Return what a layer has in place of attention or beside it, and then its attention."""
-    mixers: list[Mixer] = []
-    shape, eps = config.variant.state_mixer_of(index), config.rms_norm_eps
-    match shape:
-        case DeltaShape():
-            mixers.append(GatedDelta(shape, index, prefix, eps, kernels))
-        case Mamba1Shape():
-            mixers.append(Mamba1(shape, index, prefix, eps, kernels))
-        case Mamba2Shape():
-            mixers.append(Mamba2(shape, index, prefix, eps, kernels))
-        case RgLruShape():
-            mixers.append(RgLru(shape, index, prefix, kernels))
-        case ShortConvShape():
-            mixers.append(ShortConv(shape, index, prefix, kernels))
-    if config.variant.has_attention(index):
-        attention = Attention if config.variant.latent is None else LatentAttention
-        mixers.append(attention(config, index, prefix, cos_sin_cache, kernels))
-    return mixers
-
-
-def _in_parallel(config: ModelConfig, index: int, mixers: list[Mixer]) -> Mixing | None:
-    """Return one or two modules as one; None for no module."""
-    shape = config.variant.state_mixer_of(index)
-    if shape is None or len(mixers) < 2:
-        return mixers[0] if mixers else None
-    state, attention = mixers
-    return ParallelMixers(state, shape.values_size, attention, config.variant.factors)
 
 
 def _layer(index: int) -> str:

@@ -40,6 +40,13 @@ def torch_threads() -> Iterator[None]:
         pytest.param(
             "gemma3", EVEN, [TP2, PP2, TP2_PP2], id="sliding windows, a tied embedding with a scale"
         ),
+        pytest.param(
+            "gemma4",
+            {**EVEN, "vocab_size_per_layer_input": EVEN["vocab_size"]},
+            [TP2],
+            id="layers of several shapes, shared keys and values",
+        ),
+        pytest.param("gemma4-plain", EVEN, [TP2, TP2_PP2], id="the same without shared ones"),
         pytest.param("phi3", EVEN, [TP2], id="fused projections"),
         pytest.param("glm4", {}, [TP2], id="interleaved rotary pairs"),
         pytest.param("granite", {}, [PP2], id="factors on embeddings, layers and logits"),

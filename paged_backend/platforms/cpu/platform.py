@@ -82,7 +82,7 @@ class CpuPlatform(TorchPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
-        if not spec.sizes.value_dim:
+        if spec.is_latent:
             return CpuLatentAttention(spec, num_blocks)
         return CpuAttention(spec, num_blocks)
 
@@ -146,7 +146,7 @@ class BFloat16Platform(CpuPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
-        if not spec.sizes.value_dim:
+        if spec.is_latent:
             return CpuLatentAttention(spec, num_blocks)
         amx = self._amx and spec.dtype == torch.bfloat16 and amx_attention.fits(spec)
         return CpuAttention(spec, num_blocks, amx=amx)

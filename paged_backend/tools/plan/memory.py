@@ -14,8 +14,6 @@ from paged_backend.tools.plan.sizes import KvSizes, count_parameters, state_byte
 from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
-    group_layers,
-    group_layers_of_stage,
     num_state_slots,
 )
 from paged_backend.values.options.scheduling import StepLimits
@@ -67,11 +65,10 @@ class MemoryPlanner:
         usable = int(self.gpu.memory_bytes * self.gpu_memory_utilization)
         pool = max(0, usable - CONTEXT_BYTES - weights - step)
         sizes = KvSizes.of(self.shape, self.kv, group.tensor)
-        windows = self.shape.attention_windows
-        groups = group_layers(windows, self.max_model_len)
+        groups = sizes.groups(self.max_model_len)
         pool -= self._bytes_of_states(pool)
         block_bytes = max(
-            sizes.block_bytes(self._groups_of_stage(stage), self.block_size)
+            sizes.block_bytes(self._groups_of_stage(sizes, stage), self.block_size)
             for stage in group.stages(self.shape.num_layers)
         )
         blocks = max(0, pool // block_bytes - _NULL_BLOCKS)
@@ -93,11 +90,10 @@ class MemoryPlanner:
                 return memory
         return None
 
-    def _groups_of_stage(self, stage: Stage) -> tuple[KVCacheGroup, ...]:
-        windows = self.shape.attention_windows
-        if len(windows) < self.shape.num_layers:  # a model with states has one stage
-            return group_layers(windows, self.max_model_len)
-        return group_layers_of_stage(windows, self.max_model_len, stage.layers)
+    def _groups_of_stage(self, sizes: KvSizes, stage: Stage) -> tuple[KVCacheGroup, ...]:
+        # A model in which some layers keep nothing for tokens has one stage.
+        has_one_stage = len(sizes.layers) < self.shape.num_layers
+        return sizes.groups(self.max_model_len, None if has_one_stage else stage.layers)
 
     def _bytes_of_states(self, pool: int) -> int:
         """Bytes of the slots for states of sequences."""
@@ -130,7 +126,8 @@ class MemoryPlanner:
         """
         shape = self.shape
         attention = sum(_step_numbers(shape))
-        numbers = 2 * shape.hidden_size + attention + 3 * shape.intermediate_size
+        inner = max(shape.sizes_of(layer).intermediate_size for layer in range(shape.num_layers))
+        numbers = 2 * shape.hidden_size + attention + 3 * inner
         tokens = self.limits.max_num_batched_tokens * numbers * self.weights.rest_bits // 8
         return 2 * (tokens + self.limits.max_num_seqs * shape.vocab_size * 4 * 2)
 
@@ -139,8 +136,8 @@ def _step_numbers(shape: ModelShape) -> tuple[int, int]:
     """The numbers of a token's attention output, and of its queries, keys and values."""
     latent = shape.variant.latent
     if latent is None:
-        query = shape.num_heads * shape.head_dim
-        return query, query + 2 * shape.num_kv_heads * shape.head_dim
+        sections = map(shape.attention_sections, shape.attention_layers)
+        return max((query, query + 2 * key) for query, key, _ in sections)
     # The results for the latent vectors and for values; queries before and after the absorption.
     results = shape.num_heads * (latent.rank + latent.value_dim)
     queries = shape.num_heads * (latent.query_dim + latent.row_size)
@@ -155,7 +152,9 @@ def group_sizes(shape: ModelShape) -> Iterator[int]:
     if shape.variant.state_mixers:
         yield 1
         return
+    layers = range(shape.num_layers)
+    heads = {shape.num_kv_heads, *(shape.sizes_of(layer).num_kv_heads for layer in layers)}
     for number in range(1, MAX_GPUS + 1):
-        kv_heads = shape.num_kv_heads
-        if shape.num_heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0):
+        divides = all(count % number == 0 or number % count == 0 for count in heads)
+        if shape.num_heads % number == 0 and divides:
             yield number
