@@ -85,6 +85,26 @@ _GROUPS = {
 _DEEPSEEK_ROPE = {**_YARN_ROPE, "mscale": 0.8, "mscale_all_dim": 0.6}
 
 
+# Full attention has larger heads; two layers read what the last of their kind before them keeps.
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_hidden_layers": 5,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 199,
+    "final_logit_softcapping": 20.0,
+    "sliding_window": 20,
+    "layer_types": [
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
+    "pad_token_id": 0,
+}
 # One key head for two value heads; the values of a head are longer than its keys.
 _DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -185,6 +205,15 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         query_pre_attn_scalar=24,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         rope_parameters={"full_attention": _LINEAR_ROPE, "sliding_attention": _LOCAL_ROPE},
+    ),
+    "gemma4": _heads(4, 2, model_type="gemma4_text", **_GEMMA4),
+    "gemma4-plain": _heads(
+        4,
+        2,
+        model_type="gemma4_text",
+        **{**_GEMMA4, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
     ),
     "gpt-oss": _heads(
         4, 2, model_type="gpt_oss", head_dim=16, pad_token_id=0, **_EXPERTS, **_MIXED
@@ -519,6 +548,8 @@ def make_checkpoint(
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0, 0.2)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     if config.model_type == "falcon":
         model.config._attn_implementation = "sdpa"  # "eager" adds the biases of positions twice
     torch.set_rng_state(state)

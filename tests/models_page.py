@@ -29,7 +29,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mamba", "rwkv"), {}),
     "llama4_text": {},
     "diffllama": {},
-    "gemma4_text": {"head_dim": 16, "global_head_dim": 32},
 }
 TINY = {
     "vocab_size": 199,
@@ -71,6 +70,15 @@ bfloat16; with the keys and values of all heads it would be 4,997,120. `kv_b_pro
 memory, whatever its format in the checkpoint, and cannot have an adapter. The KV cache has 16 or 32
 bits, not 8. Ranks divide the heads, and each keeps whole rows. Layers of a checkpoint that predict
 more tokens of a step (`num_nextn_predict_layers`) are not loaded.
+"""
+SHAPES = """
+The layers of Gemma 4 have several shapes: those with full attention have other heads, and the last
+layers may read what an earlier layer keeps. The KV cache counts what each layer keeps, and a block
+has room for the group of layers that keeps most. Layers that share keys and values keep nothing,
+and compute queries only. Ranks divide the heads; models with inputs of layers or shared keys and
+values have one pipeline stage. `enable_moe_block` is refused. The kernels of a GPU read heads of up
+to 256 numbers, and the published models have 512 in layers with full attention; so they run on a
+CPU only.
 """
 STATES = """
 Hybrids (Qwen3-Next, Qwen 3.5, LFM2, Granite 4, Bamba, Falcon-H1, Nemotron-H, OLMo Hybrid, Jamba,
@@ -156,7 +164,7 @@ def main() -> None:
     """Print the page."""
     print(HEAD + NATIVE)
     print("\n".join(_table(FAMILIES)))
-    print(LATENT + STATES + FALLBACK)
+    print(LATENT + SHAPES + STATES + FALLBACK)
     print("\n".join(_table(FALLBACKS)))
     print(ENCODER)
     print("\n".join(_encoders()))

@@ -58,7 +58,7 @@ class ToyLayer:
 
     def __init__(self, config: ModelConfig, index: int, table: Tensor, kernels: Kernels) -> None:
         self.attention = Attention(config, index, f"model.layers.{index}", table, kernels)
-        self.mlp = GatedMLP(config, f"model.layers.{index}.mlp", kernels)
+        self.mlp = GatedMLP(config, index, f"model.layers.{index}.mlp", kernels)
         self.attention_norm = torch.empty(config.hidden_size, dtype=kernels.dtype)
         self.mlp_norm = torch.empty(config.hidden_size, dtype=kernels.dtype)
 

@@ -29,11 +29,10 @@ def _load_block_ids(table_ptr, tokens, end, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _cache_offsets(
-    blocks, tokens, kv_head, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr
+    blocks, tokens, kv_head, BLOCK_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr
 ):
-    """Return the offset of each token's key in [num_blocks, 2, KV_HEADS, BLOCK_SIZE, DIM]."""
-    block_stride: tl.constexpr = 2 * KV_HEADS * BLOCK_SIZE * DIM
-    return blocks * block_stride + (kv_head * BLOCK_SIZE + tokens % BLOCK_SIZE) * DIM
+    """Return the offset of each token's key in [num_blocks, 2, heads, BLOCK_SIZE, DIM]."""
+    return blocks * BLOCK_STRIDE + (kv_head * BLOCK_SIZE + tokens % BLOCK_SIZE) * DIM
 
 
 @triton.jit
@@ -122,6 +121,8 @@ def attend_tiles(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
@@ -132,7 +133,8 @@ def attend_tiles(
     `num_keys`; without MASKED the caller guarantees that it sees all of them. With a WINDOW, no row
     sees a key before `first_key`, and none of these is read, because its block may have another
     owner. Returns the softmax state: maximum, sum, output. With `kv_scales_ptr`, which may be
-    None, the output is VALUE_FACTOR times as large.
+    None, the output is VALUE_FACTOR times as large. BLOCK_STRIDE and SCALES_STRIDE are the numbers
+    from one block of the cache, or of the scales, to the next.
     """
     dims = tl.arange(0, acc.shape[1])
     offset = tl.arange(0, TILE)
@@ -141,7 +143,7 @@ def attend_tiles(
     blocks = _load_block_ids(table_ptr, first + offset, num_keys, BLOCK_SIZE)
     for start in range(first, last, TILE):
         keys = start + offset
-        at = _cache_offsets(blocks, keys, kv_head, KV_HEADS, BLOCK_SIZE, DIM)
+        at = _cache_offsets(blocks, keys, kv_head, BLOCK_STRIDE, BLOCK_SIZE, DIM)
         visible = keys < num_keys
         if WINDOW is not None:
             visible = visible & (keys >= first_key)
@@ -151,7 +153,7 @@ def attend_tiles(
         v_scales = None
         if kv_scales_ptr is not None:
             # The scales lie like a cache with heads of one element.
-            at = _cache_offsets(blocks, keys, kv_head, KV_HEADS, BLOCK_SIZE, 1)
+            at = _cache_offsets(blocks, keys, kv_head, SCALES_STRIDE, BLOCK_SIZE, 1)
             k_scales = _load_scales(kv_scales_ptr, at, visible, MASKED)
             v_scales_ptr = kv_scales_ptr + KV_HEADS * BLOCK_SIZE
             v_scales = _load_scales(v_scales_ptr, at, visible, MASKED) * VALUE_FACTOR

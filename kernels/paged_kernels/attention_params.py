@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_kernels.dtypes import QUANTIZED_DTYPES
-from paged_kernels.errors import check, check_tensor
+from paged_kernels.errors import check, check_blocks, check_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,6 @@ def check_scales(
             continue
         check(kv_cache.dtype in QUANTIZED_DTYPES, name, f"must be None for a cache in {stored}")
         shape = kv_cache.shape[:4] if name == "kv_scales" else kv_cache.shape[2:3]
-        check_tensor(name, scale, shape, torch.float32, like=kv_cache)
+        check_blocks(name, scale, shape, torch.float32, like=kv_cache)
     alone = kv_scales is None or (k_scale is None and v_scale is None)
     check(alone, "kv_scales", "does not go with k_scale and v_scale")

@@ -83,6 +83,29 @@ def check_tensor(
         raise ArgumentError(name, f"must start at a multiple of {ALIGNMENT} bytes")
 
 
+def check_blocks(
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int | None],
+    dtypes: torch.dtype | Sequence[torch.dtype],
+    like: Tensor,
+) -> None:
+    """Check a tensor of blocks, each of which is contiguous; see `check_tensor`.
+
+    Blocks may have gaps between them, of a size that keeps each one at a multiple of 16 bytes.
+
+    Raises:
+        ArgumentError: a check fails.
+    """
+    if _trusted or tensor.is_contiguous():
+        check_tensor(name, tensor, shape, dtypes, like)
+        return
+    check_tensor(name, tensor, shape, dtypes, like, contiguous=False)
+    inner = tensor.stride()[1:] == torch.empty(tensor.shape[1:], device="meta").stride()
+    if not inner or tensor.stride(0) < tensor[0].numel():
+        raise ArgumentError(name, f"must have contiguous blocks, got strides {tensor.stride()}")
+
+
 def _several(dtypes: torch.dtype | Sequence[torch.dtype]) -> Sequence[torch.dtype]:
     return (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
 

@@ -16,7 +16,7 @@ from paged_kernels.attention_params import check_scales
 from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
-from paged_kernels.errors import check, check_tensor
+from paged_kernels.errors import check, check_blocks, check_tensor
 
 _ELEMENTS_PER_WARP = 512  # elements of queries; 16 per thread
 
@@ -82,6 +82,8 @@ def _fused_qk_norm_rope_cache_kernel(
     kv_scales_ptr,
     norm_eps,
     QKV_STRIDE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads per KV head
     GROUP_PADDED: tl.constexpr,
@@ -115,17 +117,20 @@ def _fused_qk_norm_rope_cache_kernel(
     tl.store(q_ptrs, first.to(dtype), mask=q_mask)
     tl.store(q_ptrs + HALF, second.to(dtype), mask=q_mask)
 
-    slot = tl.load(slots_ptr + token)
+    slot = -1
+    if slots_ptr is not None:
+        slot = tl.load(slots_ptr + token)
     if slot >= 0:
         # A block holds the keys of all its heads, then their values.
-        kv_head = slot // BLOCK_SIZE * (2 * KV_HEADS) + head
-        key = kv_head * BLOCK_SIZE + slot % BLOCK_SIZE
+        block = slot // BLOCK_SIZE
+        key = head * BLOCK_SIZE + slot % BLOCK_SIZE
         value = key + KV_HEADS * BLOCK_SIZE
-        k_ptrs = cache_ptr + key * DIM + columns
-        v_ptrs = cache_ptr + value * DIM + columns
+        k_ptrs = cache_ptr + block * BLOCK_STRIDE + key * DIM + columns
+        v_ptrs = cache_ptr + block * BLOCK_STRIDE + value * DIM + columns
         own_k_scale_ptr, own_v_scale_ptr = None, None
         if kv_scales_ptr is not None:
-            own_k_scale_ptr, own_v_scale_ptr = kv_scales_ptr + key, kv_scales_ptr + value
+            scales_ptr = kv_scales_ptr + block * SCALES_STRIDE
+            own_k_scale_ptr, own_v_scale_ptr = scales_ptr + key, scales_ptr + value
 
         k_start = (KV_HEADS * GROUP + head) * DIM
         k_first, k_second = _load_halves(row_ptr, k_start, columns, inside, HALF)
@@ -143,7 +148,7 @@ def fused_qk_norm_rope_cache(
     positions: Tensor,
     cos_sin_cache: Tensor,
     kv_cache: Tensor,
-    slot_mapping: Tensor,
+    slot_mapping: Tensor | None,
     *,
     num_heads: int,
     q_norm: Tensor | None = None,
@@ -160,7 +165,8 @@ def fused_qk_norm_rope_cache(
 
     Args:
         qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim] bfloat16, float16 or float32: query
-            heads, then key heads, then value heads. Rows may be strided.
+            heads, then key heads, then value heads. Rows may be strided. Without a `slot_mapping`,
+            query heads only.
         positions: [tokens] int32, row indices into `cos_sin_cache`.
         cos_sin_cache: [max_positions, head_dim] float32: for each position head_dim / 2 cosines,
             then head_dim / 2 sines. The halves (x, y) of a head become
@@ -168,7 +174,8 @@ def fused_qk_norm_rope_cache(
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim], keys and values of one
             layer, in the dtype of `qkv`, or in float8_e4m3fn or int8 with scales.
         slot_mapping: [tokens] int64, block * block_size + offset. For a token with a negative
-            slot nothing is written to the cache, but its queries are still rotated.
+            slot nothing is written to the cache, but its queries are still rotated. None if
+            nothing is written at all.
         num_heads: number of query heads, a multiple of num_kv_heads.
         q_norm: [head_dim], dtype of `qkv` or float32: before rotation each query head is divided by
             sqrt(mean of its squares + norm_eps) and multiplied by this.
@@ -188,12 +195,13 @@ def fused_qk_norm_rope_cache(
     """
     check_tensor("qkv", qkv, (None, None), MODEL_DTYPES, like=qkv, contiguous=False)
     device = device_of("qkv", qkv)
-    _check_cache(qkv, kv_cache, num_heads, device.arch)
+    _check_cache(qkv, kv_cache, num_heads, device.arch, writes=slot_mapping is not None)
     num_tokens = len(qkv)
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     check_tensor("positions", positions, (num_tokens,), torch.int32, like=qkv)
     check_tensor("cos_sin_cache", cos_sin_cache, (None, head_dim), torch.float32, like=qkv)
-    check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, like=qkv)
+    if slot_mapping is not None:
+        check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, like=qkv)
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             check_tensor(name, weight, (head_dim,), (qkv.dtype, torch.float32), like=qkv)
@@ -219,6 +227,8 @@ def fused_qk_norm_rope_cache(
         kv_scales,
         norm_eps,
         QKV_STRIDE=qkv.stride(0),
+        BLOCK_STRIDE=kv_cache.stride(0),
+        SCALES_STRIDE=None if kv_scales is None else kv_scales.stride(0),
         KV_HEADS=num_kv_heads,
         GROUP=group,
         GROUP_PADDED=group_padded,
@@ -230,14 +240,14 @@ def fused_qk_norm_rope_cache(
     )
 
 
-def _check_cache(qkv: Tensor, kv_cache: Tensor, num_heads: int, arch: int) -> None:
+def _check_cache(qkv: Tensor, kv_cache: Tensor, num_heads: int, arch: int, *, writes: bool) -> None:
     dtypes = (qkv.dtype, *QUANTIZED_DTYPES)
-    check_tensor("kv_cache", kv_cache, (None, 2, None, None, None), dtypes, like=qkv)
+    check_blocks("kv_cache", kv_cache, (None, 2, None, None, None), dtypes, like=qkv)
     _, _, num_kv_heads, _, head_dim = kv_cache.shape
     whole = head_dim % 16 == 0 and 16 <= head_dim <= 256
     check(whole, "kv_cache", f"must have heads of 16, 32, ... 256 elements, got {head_dim}")
     divides = num_kv_heads > 0 and num_heads > 0 and num_heads % num_kv_heads == 0
     check(divides, "num_heads", f"must be a multiple of {num_kv_heads}, got {num_heads}")
-    width = (num_heads + 2 * num_kv_heads) * head_dim
+    width = (num_heads + 2 * num_kv_heads * writes) * head_dim
     check(qkv.shape[1] == width, "qkv", f"must have rows of {width}, got {qkv.shape[1]}")
     check_float8("kv_cache", kv_cache.dtype, arch)

@@ -18,7 +18,7 @@ from paged_kernels.attention_params import AttentionParams
 from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import Device, device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
-from paged_kernels.errors import check, check_tensor
+from paged_kernels.errors import check, check_blocks, check_tensor
 from paged_kernels.splits import (
     SplitPlan,
     SplitShape,
@@ -214,6 +214,8 @@ def _launch(
         DIM=shape.head_dim,
         DIM_PADDED=triton.next_power_of_2(shape.head_dim),
         BLOCK_SIZE=kv_cache.shape[3],
+        BLOCK_STRIDE=kv_cache.stride(0),
+        SCALES_STRIDE=None if params.kv_scales is None else params.kv_scales.stride(0),
         WINDOW=params.window,
         Q_STRIDE=q.stride(0),
         Q_HEAD_STRIDE=q.stride(1),
@@ -259,6 +261,8 @@ def _split_kernel(
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
     Q_STRIDE: tl.constexpr,
     Q_HEAD_STRIDE: tl.constexpr,
@@ -334,17 +338,17 @@ def _split_kernel(
         highest, total, acc = attend_tiles(
             q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, first_key, end, position,
             scale, softcap, slopes, highest, total, acc,
-            KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
+            KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, True,
         )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, first_key, end, position,
         scale, softcap, slopes, highest, total, acc,
-        KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, False,
+        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, False,
     )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, first_key, end, position,
         scale, softcap, slopes, highest, total, acc,
-        KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
+        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, True,
     )  # fmt: skip
 
     acc = acc / total[:, None]
@@ -388,9 +392,8 @@ def check_cache(q: Tensor, kv_cache: Tensor, block_table: Tensor, num_seqs: int)
         ArgumentError: an argument is invalid; the error names it.
     """
     num_heads, head_dim = q.shape[1:]
-    check_tensor(
-        "kv_cache", kv_cache, (None, 2, None, None, head_dim), (q.dtype, *QUANTIZED_DTYPES), like=q
-    )
+    dtypes = (q.dtype, *QUANTIZED_DTYPES)
+    check_blocks("kv_cache", kv_cache, (None, 2, None, None, head_dim), dtypes, like=q)
     num_kv_heads, block_size = kv_cache.shape[2:4]
     powers = block_size & (block_size - 1) == 0 and 8 <= block_size <= 256
     check(powers, "kv_cache", f"must have blocks of 8, 16, ... 256 tokens, got {block_size}")

@@ -255,6 +255,8 @@ def _launch(
         DIM=head_dim,
         DIM_PADDED=shape.dim_padded,
         BLOCK_SIZE=kv_cache.shape[3],
+        BLOCK_STRIDE=kv_cache.stride(0),
+        SCALES_STRIDE=None if params.kv_scales is None else params.kv_scales.stride(0),
         WINDOW=params.window,
         Q_STRIDE=q.stride(0),
         Q_HEAD_STRIDE=q.stride(1),
@@ -341,6 +343,8 @@ def _prefill_kernel(
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
     Q_STRIDE: tl.constexpr,
     Q_HEAD_STRIDE: tl.constexpr,
@@ -425,17 +429,17 @@ def _prefill_kernel(
         highest, total, acc = attend_tiles(
             q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, first_key, num_keys,
             position, scale, softcap, slopes, highest, total, acc,
-            KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
+            KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, True,
         )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, first_key, num_keys,
         position, scale, softcap, slopes, highest, total, acc,
-        KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, False,
+        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, False,
     )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, first_key, num_keys,
         position, scale, softcap, slopes, highest, total, acc,
-        KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
+        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, True,
     )  # fmt: skip
 
     some = total > 0.0  # a query may see no key of a split, and padding sees none at all

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.limits import MAX_POSITIONS
 
+PROPORTIONAL = "proportional"  # only a part of a head's pairs turns
 LONG_ROPES = "longrope", "su"  # the first name is the newer one
 ORIGINAL = "original_max_position_embeddings"
 

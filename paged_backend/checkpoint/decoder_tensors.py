@@ -23,6 +23,8 @@ def decoder_tensors(shape: ModelShape) -> Tensors:
         tensors["score.weight"] = TensorSpec((1, shape.hidden_size), Role.HEAD)
     if stage.is_last:
         tensors[f"model.{shape.variant.names.final_norm}.weight"] = _norm(shape, shape.hidden_size)
+    if shape.variant.layer_inputs is not None:
+        tensors |= shape.variant.layer_inputs.model_tensors(shape.hidden_size, shape.num_layers)
     for index in stage.layers:
         for name, spec in _layer_tensors(shape, index):
             tensors[f"model.layers.{index}.{name}"] = spec
@@ -38,38 +40,42 @@ def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorS
         yield from ((f"{mixer.name}.{name}", spec) for name, spec in mixer.tensors())
     if shape.variant.has_attention(index):
         module = shape.variant.names.attention
-        yield from ((f"{module}.{name}", spec) for name, spec in _attention_tensors(shape))
+        yield from ((f"{module}.{name}", spec) for name, spec in _attention_tensors(shape, index))
+    if shape.variant.layer_inputs is not None:
+        yield from shape.variant.layer_inputs.layer_tensors(hidden)
+    if shape.variant.layer_scalars:
+        yield "layer_scalar", TensorSpec((1,), Role.NORM)
     if not shape.variant.has_mlp(index):
         return
     moe = shape.moe_of(index)
     if moe is not None:
         yield from moe_tensors(moe)
     if moe is None or moe.beside_mlp:
-        yield from _mlp_tensors(shape)
+        yield from _mlp_tensors(shape, index)
 
 
-def _attention_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
+def _attention_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorSpec]]:
     hidden, biases = shape.hidden_size, shape.variant.biases
     if shape.variant.latent is not None:
         bias = biases.qkv
         yield from latent_tensors(shape.variant.latent, hidden, shape.num_heads, bias=bias)
         return
-    for name, size in shape.attention_parts.items():
-        sections = shape.attention_sections if shape.variant.fused_qkv else ()
+    for name, size in shape.attention_parts(index).items():
+        sections = shape.attention_sections(index) if shape.variant.fused_qkv else ()
         yield from linear_tensors(name, hidden, size, biases.qkv, 0, sections)
-    query = shape.num_heads * shape.head_dim
+    query = shape.attention_sections(index)[0]
     yield from linear_tensors(shape.variant.names.output, query, hidden, biases.output, shard=1)
     shard = 0 if shape.variant.qk_norm is QKNormScope.TOKEN else None
-    for name, size in shape.qk_norm_sizes.items():
+    for name, size in shape.qk_norm_sizes(index).items():
         yield f"{name}.weight", _norm(shape, size, shard)
     if shape.variant.sinks:
         yield "sinks", TensorSpec((shape.num_heads,), Role.SINKS, shard=0)
 
 
-def _mlp_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
-    hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.variant.biases.mlp
-    names = shape.variant.names
-    for name, size in shape.mlp_parts.items():
+def _mlp_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorSpec]]:
+    hidden, inner = shape.hidden_size, shape.sizes_of(index).intermediate_size
+    names, bias = shape.variant.names, shape.variant.biases.mlp
+    for name, size in shape.mlp_parts(index).items():
         sections = (inner, inner) if shape.variant.fused_gate_up else ()
         yield from linear_tensors(f"{names.mlp}.{name}", hidden, size, bias, 0, sections)
     yield from linear_tensors(f"{names.mlp}.{names.down}", inner, hidden, bias, shard=1)

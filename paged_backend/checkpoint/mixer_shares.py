@@ -10,6 +10,8 @@ from dataclasses import replace
 
 from paged_backend.checkpoint.mixers import (
     DeltaShape,
+    KimiDeltaShape,
+    LightningShape,
     Mamba1Shape,
     Mamba2Shape,
     RgLruShape,
@@ -56,6 +58,14 @@ def _divide(mixer: StateMixer, num_ranks: int) -> StateMixer:
             keys = part_of(mixer.num_key_heads, num_ranks, f"heads of keys of {name}")
             values = part_of(mixer.num_value_heads, num_ranks, f"heads of values of {name}")
             return replace(mixer, num_key_heads=keys, num_value_heads=values)
+        case KimiDeltaShape():
+            heads = part_of(mixer.num_heads, num_ranks, f"heads of {name}")
+            return replace(mixer, num_heads=heads)
+        case LightningShape():  # the norm sums up the squares of all heads
+            if num_ranks > 1:
+                problem = f"can only be 1 for lightning attention; got {num_ranks}"
+                raise option_error(OPTION, problem)
+            return mixer
         case Mamba1Shape():
             channels = part_of(mixer.values_size, num_ranks, f"channels of {name}")
             return replace(mixer, values_size=channels)

@@ -171,14 +171,15 @@ class KimiDeltaShape:
         hidden, values, size = self.hidden_size, self.values_size, self.head_dim
         for name in ("q", "k", "v"):
             yield from linear_tensors(f"{name}_proj", hidden, values, False, 0)
-            shape = values, 1, self.width
-            yield f"{name}_conv1d.weight", TensorSpec(shape, Role.CONVOLUTION)
+            yield f"{name}_conv1d.weight", _convolution(values, self.width)
         for name, outputs in self.small_parts.items():
-            yield f"{name}.weight", TensorSpec((outputs, hidden), Role.ROUTER)
+            # Decays and gates of all heads are made of the same rows.
+            shard = 0 if name == "b_proj" else None
+            yield f"{name}.weight", TensorSpec((outputs, hidden), Role.ROUTER, shard)
         for name in ("f_b_proj", "g_b_proj"):
-            yield f"{name}.weight", TensorSpec((values, size), Role.ROUTER)
-        yield "A_log", TensorSpec((1, 1, self.num_heads, 1), Role.DECAY)
-        yield "dt_bias", TensorSpec((values,), Role.DECAY)
+            yield f"{name}.weight", TensorSpec((values, size), Role.ROUTER, 0)
+        yield "A_log", TensorSpec((1, 1, self.num_heads, 1), Role.DECAY, 2)
+        yield "dt_bias", _decay(values)
         yield "o_norm.weight", TensorSpec((size,), Role.NORM)
         yield from linear_tensors("o_proj", values, hidden, False, 1)
 

@@ -65,9 +65,14 @@ def load_model_config(checkpoint: Path) -> ModelConfig:
 def _read_ropes(config: ConfigFile, shape: ModelShape) -> tuple[Rope, ...]:
     rotary = shape.variant.rotary
     sections = rotary.sections or (rope_section(config),) * shape.num_layers
-    sizes = shape.head_dim, rotary.dim, read_max_positions(config)
-    ropes = {id(section): read_rope(section, *sizes) for section in sections}
-    return tuple(ropes[id(section)] for section in sections)
+    sizes = rotary.dim, read_max_positions(config)
+    heads = [shape.sizes_of(layer).head_dim for layer in range(shape.num_layers)]
+    places = [(id(section), size) for section, size in zip(sections, heads, strict=True)]
+    known = {
+        place: read_rope(section, place[1], *sizes)
+        for place, section in dict(zip(places, sections, strict=True)).items()
+    }
+    return tuple(known[place] for place in places)
 
 
 def _read_config(checkpoint: Path) -> ConfigFile:

@@ -10,6 +10,7 @@ from paged_backend.checkpoint.decoder_tensors import decoder_tensors
 from paged_backend.checkpoint.families.bamba import bamba, falcon_h1
 from paged_backend.checkpoint.families.deepseek import deepseek_v2, deepseek_v3, glm4_moe_lite
 from paged_backend.checkpoint.families.gemma import gemma2, gemma3
+from paged_backend.checkpoint.families.gemma4 import gemma4
 from paged_backend.checkpoint.families.glm4 import glm4
 from paged_backend.checkpoint.families.gpt_oss import gpt_oss
 from paged_backend.checkpoint.families.granite import granite, granite_hybrid
@@ -93,6 +94,7 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": Architecture(qwen3_5_moe, head_dim=256),
     "Gemma2ForCausalLM": replace(_GEMMA, variant=gemma2),
     "Gemma3ForCausalLM": replace(_GEMMA, variant=gemma3),
+    "Gemma4ForCausalLM": replace(_GEMMA, variant=gemma4),
     "DeepseekV2ForCausalLM": Architecture(deepseek_v2),
     "DeepseekV3ForCausalLM": Architecture(deepseek_v3),
     "MiniMaxForCausalLM": Architecture(minimax),
@@ -122,7 +124,12 @@ ARCHITECTURES = {
 # The names of the same models without their output layers.
 _TEXT_MODELS = {
     name.replace("ForCausalLM", "TextModel"): name
-    for name in ("Gemma3ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+    for name in (
+        "Gemma3ForCausalLM",
+        "Gemma4ForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+    )
 }
 _BASE_NAMES = _TEXT_MODELS | {
     name.replace("ForCausalLM", "Model"): name

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.context_length import LONG_ROPES, ORIGINAL, rope_type
+from paged_backend.checkpoint.context_length import LONG_ROPES, ORIGINAL, PROPORTIONAL, rope_type
 from paged_backend.checkpoint.limits import MAX_POSITIONS
 from paged_backend.values.validation import shorten
 
@@ -72,10 +72,11 @@ def read_rope(
     """
     if section is None:
         return Rope(head_dim)
-    if dim is None and section.value("partial_rotary_factor") not in (None, 1):
+    kind = rope_type(section)
+    takes_part = dim is not None or kind == PROPORTIONAL
+    if not takes_part and section.value("partial_rotary_factor") not in (None, 1):
         raise section.error("partial_rotary_factor", "is not supported unless it is 1")
     dim = dim or head_dim
-    kind = rope_type(section)
     if kind not in (*_SCALINGS, *LONG_ROPES):
         known = ", ".join((*_SCALINGS, *LONG_ROPES))
         raise section.error("rope_type", f"must be one of {known}, got {shorten(kind)}")
@@ -186,6 +187,21 @@ def _trained(section: ConfigFile, max_positions: int) -> int:
     return section.integer(ORIGINAL, max_positions, high=MAX_POSITIONS)
 
 
+def _proportional(
+    scaling: ConfigFile, unscaled: Tensor, theta: float, max_positions: int
+) -> tuple[Tensor, float]:
+    """Gemma 4: the pairs are those of the whole head, of which only a part turns."""
+    part = scaling.number("partial_rotary_factor", 1.0)
+    turning = int(part * 2 * len(unscaled) // 2)
+    if not 1 <= turning <= len(unscaled):
+        raise scaling.error(
+            "partial_rotary_factor", f"must give 1 to {len(unscaled)} pairs, got {turning}"
+        )
+    frequencies = unscaled / scaling.number("factor", 1.0)
+    frequencies[turning:] = 0.0
+    return frequencies, 1.0
+
+
 def _divided(
     scaling: ConfigFile, unscaled: Tensor, theta: float, max_positions: int
 ) -> tuple[Tensor, float]:
@@ -211,5 +227,6 @@ _SCALINGS: dict[str, Callable[[ConfigFile, Tensor, float, int], tuple[Tensor, fl
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    PROPORTIONAL: _proportional,
     "divided": _divided,
 }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.latent import LatentShape
+from paged_backend.checkpoint.layer_sizes import LayerInputs, LayerSizes
 from paged_backend.checkpoint.mixers import StateMixer
 from paged_backend.checkpoint.moe import MoeShape
-from paged_backend.checkpoint.stages import Stage
+from paged_backend.checkpoint.stages import Stage, layer_of
 from paged_backend.values.kv_cache_groups import KVSizes
+
+_KEYS_AND_VALUES = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 
 Windows = tuple[int | None, ...]
 """For each layer the number of positions a token sees, its own included; None for all."""
@@ -194,6 +198,10 @@ class Variant:
         plain_mlp: the MLP has no gate: down(max(up(x), 0) ** 2).
         gated_attention: the rows of ``q_proj`` are, for each head, its query and a gate, and the
             result of attention is multiplied by the sigmoid of the gates.
+        layers: the sizes of each layer; empty if all layers are alike.
+        value_norm: each head of the values has an RMS norm without a weight.
+        layer_inputs: inputs of layers; None for none.
+        layer_scalars: each layer has a factor on the hidden states after it, ``layer_scalar``.
         unused_layers: layers of the checkpoint after the last one, which predict more tokens of a
             step and are not loaded.
     """
@@ -227,6 +235,10 @@ class Variant:
     only_mlp: tuple[bool, ...] = ()
     plain_mlp: bool = False
     gated_attention: bool = False
+    layers: tuple[LayerSizes, ...] = ()
+    value_norm: bool = False
+    layer_inputs: LayerInputs | None = None
+    layer_scalars: bool = False
     unused_layers: int = 0
 
     def norms_of(self, layer: int) -> LayerNorms:
@@ -274,17 +286,31 @@ class ModelShape:
         """The part of the model that a rank computes; a single stage if it is the whole model."""
         return self.stage or Stage(range(self.num_layers), self.num_layers)
 
-    @property
-    def unused_layers(self) -> range:
-        """The numbers of the layers after the last one that the checkpoint has."""
-        return range(self.num_layers, self.num_layers + self.variant.unused_layers)
+    def needs(self, name: str) -> bool:
+        """Return False for a tensor that files may have, and that the model does without.
 
-    @property
-    def kept(self) -> KVSizes:
-        """What each layer keeps for a token in the KV cache."""
+        Such tensors belong to layers that predict more tokens of a step, or are keys and values of
+        a layer that reads those of another layer.
+        """
+        layer = layer_of(name)
+        if layer is None:
+            return True
+        if layer < self.num_layers:
+            return self.sizes_of(layer).shared_with is None or not _KEYS_AND_VALUES.search(name)
+        return layer >= self.num_layers + self.variant.unused_layers
+
+    def sizes_of(self, layer: int) -> LayerSizes:
+        """Return the sizes of a layer."""
+        if self.variant.layers:
+            return self.variant.layers[layer]
+        return LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size)
+
+    def kept_of(self, layer: int) -> KVSizes:
+        """Return what a layer keeps for a token in the KV cache, or reads of another layer."""
         if self.variant.latent is not None:
             return KVSizes(1, self.variant.latent.row_size, 0)
-        return KVSizes(self.num_kv_heads, self.head_dim, self.head_dim)
+        sizes = self.sizes_of(layer)
+        return KVSizes(sizes.num_kv_heads, sizes.head_dim, sizes.head_dim)
 
     @property
     def windows(self) -> Windows:
@@ -299,8 +325,13 @@ class ModelShape:
     @property
     def attention_windows(self) -> Windows:
         """The windows of the layers that have attention."""
-        windows = enumerate(self.windows)
-        return tuple(window for layer, window in windows if self.variant.has_attention(layer))
+        return tuple(self.windows[layer] for layer in self.attention_layers)
+
+    @property
+    def keeping_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that keep something for tokens themselves."""
+        layers = self.attention_layers
+        return tuple(layer for layer in layers if self.sizes_of(layer).shared_with is None)
 
     @property
     def moe(self) -> MoeShape | None:
@@ -312,36 +343,37 @@ class ModelShape:
         has_experts = not self.variant.moe_layers or self.variant.moe_layers[layer]
         return self.variant.moe if has_experts else None
 
-    @property
-    def attention_parts(self) -> dict[str, int]:
-        """The checkpoint's names of the weights of queries, keys and values, and their sizes."""
-        sections = self.attention_sections
+    def attention_parts(self, layer: int) -> dict[str, int]:
+        """Return the names of the weights of queries, keys and values, and their sizes."""
+        sections, sizes = self.attention_sections(layer), self.sizes_of(layer)
         if self.variant.fused_qkv:
             return {"qkv_proj": sum(sections)}
         parts = dict(zip(("q_proj", "k_proj", "v_proj"), sections, strict=True))
+        if sizes.shared_with is not None:
+            return {"q_proj": sections[0]}
+        if sizes.keys_as_values:
+            del parts["v_proj"]
         if self.variant.gated_attention:
             parts["q_proj"] *= 2
         return parts
 
-    @property
-    def attention_sections(self) -> tuple[int, int, int]:
-        """The sizes of queries, keys and values."""
-        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return query, key, key
+    def attention_sections(self, layer: int) -> tuple[int, int, int]:
+        """Return the sizes of queries, keys and values."""
+        sizes = self.sizes_of(layer)
+        key = sizes.num_kv_heads * sizes.head_dim
+        return self.num_heads * sizes.head_dim, key, key
 
-    @property
-    def mlp_parts(self) -> dict[str, int]:
-        """The checkpoint's names of the weights that an MLP's input is read by, and their sizes."""
-        inner = self.intermediate_size
+    def mlp_parts(self, layer: int) -> dict[str, int]:
+        """Return the names of the weights that an MLP's input is read by, and their sizes."""
+        inner = self.sizes_of(layer).intermediate_size
         if self.variant.fused_gate_up:
             return {self.variant.names.gate_up: 2 * inner}
         if self.variant.plain_mlp:
             return {self.variant.names.up: inner}
         return {self.variant.names.gate: inner, self.variant.names.up: inner}
 
-    @property
-    def qk_norm_sizes(self) -> dict[str, int]:
-        """The sizes of the norms of queries and keys, by name; empty if there are none."""
+    def qk_norm_sizes(self, layer: int) -> dict[str, int]:
+        """Return the sizes of the norms of queries and keys, by name; empty if there are none."""
         match self.variant.qk_norm:
             case None:
                 return {}
@@ -349,5 +381,8 @@ class ModelShape:
                 heads = 1, 1
             case QKNormScope.TOKEN:
                 heads = self.num_heads, self.num_kv_heads
-        names = self.variant.names
-        return {names.q_norm: heads[0] * self.head_dim, names.k_norm: heads[1] * self.head_dim}
+        names, sizes = self.variant.names, self.sizes_of(layer)
+        norms = {names.q_norm: heads[0] * sizes.head_dim}
+        if sizes.shared_with is None:
+            norms[names.k_norm] = heads[1] * sizes.head_dim
+        return norms

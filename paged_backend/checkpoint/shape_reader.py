@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.context_length import context_length, default_length
+from paged_backend.checkpoint.context_length import (
+    PROPORTIONAL,
+    context_length,
+    default_length,
+    rope_type,
+)
 from paged_backend.checkpoint.families.defaults import with_family_defaults
 from paged_backend.checkpoint.families.keys import rope_section
 from paged_backend.checkpoint.limits import MAX_EXPERTS_OF_MODEL, MAX_POSITIONS
@@ -88,7 +93,11 @@ def computes(config: ConfigFile) -> bool:
         return False
     rotary = architecture.variant(config, config.integer("num_hidden_layers")).rotary
     sections = rotary.sections or [rope_section(config)]
-    parts = (section.value("partial_rotary_factor") for section in sections if section is not None)
+    parts = (
+        section.value("partial_rotary_factor")
+        for section in sections
+        if section is not None and rope_type(section) != PROPORTIONAL
+    )
     return rotary.dim is not None or all(part in (None, 1) for part in parts)
 
 

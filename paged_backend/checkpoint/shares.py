@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paged_backend.checkpoint.layer_sizes import LayerSizes
 from paged_backend.checkpoint.mixer_shares import divide_mixers, part_of
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.moe import ExpertLayout, MoeShape
@@ -75,6 +76,7 @@ def divide(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> ModelConf
     moe_layers = config.variant.moe_layers or (True,)
     has_mlp = config.moe is None or config.moe.beside_mlp or not all(moe_layers)
     inner = config.intermediate_size
+    layers = tuple(_divide_layer(layer, num_ranks) for layer in config.variant.layers)
     return replace(
         config,
         num_heads=heads,
@@ -84,7 +86,16 @@ def divide(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> ModelConf
             config.variant,
             moe=moe,
             state_mixers=divide_mixers(config.variant.state_mixers, num_ranks),
+            layers=layers,
         ),
+    )
+
+
+def _divide_layer(sizes: LayerSizes, num_ranks: int) -> LayerSizes:
+    return replace(
+        sizes,
+        num_kv_heads=_kv_heads(sizes.num_kv_heads, num_ranks),
+        intermediate_size=part_of(sizes.intermediate_size, num_ranks, "intermediate_size"),
     )
 
 
@@ -127,9 +138,9 @@ def shares_of(
         shares |= _shares_of_tensors(*separate, rank, num_ranks)
     if whole.tied_embeddings and EMBEDDING in shares:  # some files have it by the other name
         shares[OUTPUT_LAYER] = shares[EMBEDDING]
-    heads, local_heads = whole.num_kv_heads, part.num_kv_heads
-    piece = _piece(heads, local_heads, rank, num_ranks)
     for index in range(whole.num_layers):  # the scales of a KV cache, of which there may be none
+        heads, local_heads = (shape.sizes_of(index).num_kv_heads for shape in (whole, part))
+        piece = _piece(heads, local_heads, rank, num_ranks)
         for kind in ("k_scale", "v_scale"):
             name = f"model.layers.{index}.self_attn.{kind}"
             shares[name] = Share((heads,), (local_heads,), 0, (piece,))

@@ -13,7 +13,7 @@ _IGNORED = (
 )
 # How names begin in checkpoints that leave out the prefix.
 _BASE_NAMES = (
-    *("embed_tokens.", "layers.", "norm."),
+    *("embed_tokens.", "layers.", "norm.", "embed_tokens_per_layer.", "per_layer_"),
     *("embedding_norm.", "final_layernorm.", "final_norm.", "norm_f."),  # families' last norms
 )
 # Other prefixes, of Nemotron-H, and names of modules, of OLMo Hybrid and Granite's experts. The

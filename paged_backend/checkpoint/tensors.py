@@ -17,6 +17,7 @@ class Role(Enum):
     """What a model does with a tensor."""
 
     EMBEDDING = "embedding"  # looked up row by row; also the output layer where the two are tied
+    LAYER_EMBEDDING = "layer_embedding"  # looked up row by row, for the inputs of layers
     HEAD = "head"  # an output layer that is separate from the embedding
     LINEAR = "linear"  # the weight of a linear layer
     EXPERT = "expert"  # the weight of a linear layer of one expert, or of all experts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from paged_backend.checkpoint.gguf.source import GgufTensors
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.safetensors_files import SafetensorsFiles
 from paged_backend.checkpoint.shares import Share, Shares
-from paged_backend.checkpoint.stages import Stage, layer_of
+from paged_backend.checkpoint.stages import Stage
 from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTensor
 from paged_backend.checkpoint.tensor_names import is_ignored, targets, usual_name
 from paged_backend.checkpoint.tensor_source import SourceTensor, TensorSource
@@ -31,7 +31,7 @@ def load_weights(
     parameters: Mapping[str, Parameter],
     shares: Shares | None = None,
     stage: Stage | None = None,
-    unused_layers: range = range(0),
+    is_needed: Callable[[str], bool] = lambda name: True,
 ) -> None:
     """Fill every parameter from the checkpoint's tensor of that name, with a progress bar.
 
@@ -41,7 +41,7 @@ def load_weights(
             the tensor, or of its share; the dtype may differ. Optional ones may be missing.
         shares: what this rank has of the tensors that are divided; None for a model without ranks.
         stage: the part of the model that this rank has; None for all of it.
-        unused_layers: the numbers of layers in the checkpoint that the model does not have.
+        is_needed: returns False for the name of a tensor that the model does without.
 
     Raises:
         ConfigError: a file or tensor is missing, damaged, unknown, or of the wrong shape.
@@ -57,8 +57,8 @@ def load_weights(
             bar.update(entry.num_bytes)
             names = targets(entry.name, parameters)
             is_elsewhere = _is_elsewhere(entry.name, shares, stage)
-            is_elsewhere |= layer_of(entry.name) in unused_layers
-            if not names and not is_ignored(entry.name) and not is_elsewhere:
+            is_known = is_elsewhere or is_ignored(entry.name) or not is_needed(entry.name)
+            if not names and not is_known:
                 raise ConfigError(f"{entry.origin} has no place in this architecture")
             for name in names:
                 _fill(parameters[name], _shared(entry, parameters[name], (shares or {}).get(name)))

@@ -6,11 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.stages import problem_of_stages
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
 from paged_backend.engine.draft_models import load_draft_model
@@ -21,7 +23,7 @@ from paged_backend.engine.loaded_model import (
 )
 from paged_backend.engine.state_pool import refuse_with_states, sized
 from paged_backend.models.adapter_slots import AdapterSlots
-from paged_backend.models.attention import AttentionLayer
+from paged_backend.models.attention import CachedLayer
 from paged_backend.models.base import Model
 from paged_backend.models.division import ONE_RANK, Ranks
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
@@ -37,6 +39,7 @@ from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
+    KVSizes,
     StateLayout,
     group_layers_of_stage,
 )
@@ -82,9 +85,15 @@ class StoredDecoder:
             refuse_stages(ranks, "for a model that scores pairs of texts")
         if config.variant.state_mixers:
             refuse_with_states(options)
-        windows = dict(zip(config.attention_layers, config.attention_windows, strict=True))
+        if config.variant.layer_inputs is not None:
+            refuse_stages(ranks, "for a model with inputs of layers")
+        if config.keeping_layers != config.attention_layers:
+            refuse_stages(ranks, "for a model with layers that share keys and values")
+        layers = _Layers.of(config)
         if ranks.pipeline is not None:
-            problem = problem_of_stages(list(windows), config.num_layers, ranks.pipeline.size)
+            problem = problem_of_stages(
+                list(layers.windows), config.num_layers, ranks.pipeline.size
+            )
             if problem is not None:
                 raise option_error("pipeline_parallel_size", problem)
         has_output_layer = config.has_output_layer and pooling is None
@@ -102,7 +111,7 @@ class StoredDecoder:
             adapters=adapters,
         )
         return _with_kv_pool(
-            model, platform, limits, options, quantization, ranks, windows, adapters
+            model, platform, limits, options, quantization, ranks, layers, adapters
         )
 
 
@@ -152,8 +161,46 @@ class StoredFallback:
             )
         model = load_transformers_model(self.options, self.config, self.folder, platform, ranks)
         options = replace(self.options, enforce_eager=True)  # not all of its code can be captured
-        windows = dict(enumerate(model.windows))
-        return _with_kv_pool(model, platform, limits, options, None, ranks, windows)
+        layers = _Layers(dict(enumerate(model.windows)))
+        return _with_kv_pool(model, platform, limits, options, None, ranks, layers)
+
+
+class _Layers(NamedTuple):
+    """All layers of a model that keep something for tokens, of all stages.
+
+    Attributes:
+        windows: the window of each of them, by its number.
+        kept: what each of them keeps for a token, in the same order; None if all keep the same.
+    """
+
+    windows: Mapping[int, int | None]
+    kept: Sequence[KVSizes] | None = None
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> _Layers:
+        """Return the layers of a model."""
+        keeping = shape.keeping_layers
+        return cls(
+            {layer: shape.windows[layer] for layer in keeping}, list(map(shape.kept_of, keeping))
+        )
+
+    def groups_of_stage(
+        self, max_model_len: int, layers: Sequence[CachedLayer]
+    ) -> tuple[KVCacheGroup, ...]:
+        """Return the groups of the layers of a stage; see `group_layers_of_stage`.
+
+        Args:
+            max_model_len: maximum number of tokens of a sequence.
+            layers: the layers with attention of this stage.
+        """
+        numbers = list(self.windows)
+        places = range(numbers.index(layers[0].index), numbers.index(layers[-1].index) + 1)
+        windows = list(self.windows.values())
+        groups = group_layers_of_stage(windows, max_model_len, places, self.kept)
+        return tuple(
+            KVCacheGroup(group.window, tuple(numbers[place] for place in group.layers))
+            for group in groups
+        )
 
 
 def _with_kv_pool(
@@ -163,7 +210,7 @@ def _with_kv_pool(
     options: EngineConfig,
     quantization: Quantization | None,
     ranks: Ranks,
-    windows: Mapping[int, int | None],
+    all_layers: _Layers,
     adapters: AdapterSlots | None = None,
 ) -> LoadedModel:
     """Size the KV pool of a model with weights, and make its model runner.
@@ -175,7 +222,7 @@ def _with_kv_pool(
         options: the engine's options.
         quantization: how the checkpoint is quantized; None if it is not.
         ranks: the ranks, which get equal numbers of blocks.
-        windows: the windows of all layers with attention, also of other stages, by their numbers.
+        all_layers: all layers that keep something for tokens, also of other stages.
         adapters: holds the LoRA adapters; None for a model without any.
     """
     loaded_s, max_model_len = time.monotonic(), model.max_model_len
@@ -188,7 +235,7 @@ def _with_kv_pool(
     kv_format = kv_cache_format(kv_dtype, layers, platform.kv_dtypes)
     groups = None
     if ranks.pipeline is not None:
-        groups = _groups_of_stage(windows, max_model_len, layers)
+        groups = all_layers.groups_of_stage(max_model_len, layers)
     spec = KVCacheSpec.of(layers, options.block_size, kv_format, max_model_len, groups)
     layout = KVCacheLayout(
         options.block_size,
@@ -227,25 +274,6 @@ def _with_kv_pool(
         loaded_s=loaded_s,
         adapters=adapters,
         draft_model=None if draft is None else draft.model,
-    )
-
-
-def _groups_of_stage(
-    windows: Mapping[int, int | None], max_model_len: int, layers: Sequence[AttentionLayer]
-) -> tuple[KVCacheGroup, ...]:
-    """Return the groups of the layers of a stage; see `group_layers_of_stage`.
-
-    Args:
-        windows: see `_with_kv_pool`.
-        max_model_len: maximum number of tokens of a sequence.
-        layers: the layers with attention of this stage.
-    """
-    numbers = list(windows)
-    places = range(numbers.index(layers[0].index), numbers.index(layers[-1].index) + 1)
-    groups = group_layers_of_stage(list(windows.values()), max_model_len, places)
-    return tuple(
-        KVCacheGroup(group.window, tuple(numbers[place] for place in group.layers))
-        for group in groups
     )
 
 

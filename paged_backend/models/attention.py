@@ -98,6 +98,8 @@ class AttentionLayer:
             it.
         reader: the layer that reads the result, which may be in any form that it reads; None for
             the form that every layer reads.
+        shared_with: the number of an earlier layer with the same window and sizes, that keeps the
+            keys and values which this layer reads; None if it keeps its own.
     """
 
     index: int
@@ -114,11 +116,22 @@ class AttentionLayer:
     v_scale: Tensor | None = None
     has_positions: bool = False
     reader: LinearMethod | None = None
+    shared_with: int | None = None
 
     @property
     def kept(self) -> KVSizes:
-        """What the layer keeps for each token."""
+        """What the layer keeps for each token, or reads of another layer."""
         return KVSizes(self.num_kv_heads, self.head_dim, self.head_dim)
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """True if the layer keeps keys and values itself."""
+        return self.shared_with is None
+
+    @property
+    def keeper(self) -> int:
+        """The number of the layer that keeps the keys and values."""
+        return self.index if self.shared_with is None else self.shared_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +209,8 @@ class AttentionBackend(ABC):
         Args:
             layer: the layer that calls.
             qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] in the model's dtype: the
-                heads of the queries, then of the keys, then of the values. May be overwritten.
+                heads of the queries, then of the keys, then of the values. May be overwritten. A
+                layer that reads what another one keeps has the heads of the queries only.
             meta: the layout of the step.
 
         Returns:

@@ -40,35 +40,43 @@ class Attention:
     ) -> None:
         variant, self.name = config.variant, config.variant.names.attention
         prefix = f"{layer_name}.{self.name}"
-        sizes = config.num_heads, config.num_kv_heads, config.head_dim
+        layer = config.sizes_of(index)
+        sizes = config.num_heads, layer.num_kv_heads, layer.head_dim
+        shares = layer.shared_with is not None
         self._norms = NormWeights(kernels, unit_offset=variant.unit_offset)
         self._head_norm = self._token_norm = None
         if variant.qk_norm is QKNormScope.HEAD:
-            self._head_norm = QKNorm(*sizes, config.rms_norm_eps, self._norms)
+            kv_heads = 0 if shares else layer.num_kv_heads
+            norm_sizes = config.num_heads, kv_heads, layer.head_dim
+            self._head_norm = QKNorm(*norm_sizes, config.rms_norm_eps, self._norms)
         elif variant.qk_norm is QKNormScope.TOKEN:
-            self._token_norm = TokenNorm(config, self._norms, kernels)
+            self._token_norm = TokenNorm(config, index, self._norms, kernels)
         sinks = torch.empty(config.num_heads, device=kernels.device) if variant.sinks else None
         self.layer = AttentionLayer(
             index,
             *sizes,
-            scale=variant.attention_scale or config.head_dim**-0.5,
+            scale=variant.attention_scale or layer.head_dim**-0.5,
             cos_sin_cache=cos_sin_cache,
             window=config.windows[index],
             qk_norm=self._head_norm,
             softcap=variant.attention_softcap,
             sinks=sinks,
+            shared_with=layer.shared_with,
         )
+        self._value_norm: ValueNorm | None = None
+        if variant.value_norm and not shares:
+            self._value_norm = ValueNorm(self.layer, config.rms_norm_eps, kernels)
+        self._keys_as_values = layer.keys_as_values
         self._is_alone = not variant.parallel_mixers
         self._gated, self._names = variant.gated_attention, variant.names
         self._head_order = head_order(config.ropes[index], interleaved=variant.rotary.interleaved)
-        self._query_size = config.num_heads * config.head_dim
+        self._query_size = config.num_heads * layer.head_dim
         self._query_scales = _query_scales(config, cos_sin_cache, kernels.dtype)
-        scale = StoredType((config.num_kv_heads,), optional=True, one_for_all=True)
+        scale = StoredType((layer.num_kv_heads,), optional=True, one_for_all=True)
         self._kv_scales = {name: StoredTensor(scale) for name in ("k_scale", "v_scale")}
         self._device = kernels.device
         hidden, biases = config.hidden_size, variant.biases
-        order = row_order(config, config.ropes[index])
-        parts = config.attention_parts
+        order, parts = row_order(config, index), config.attention_parts(index)
         self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv, prefix, order))
         output = LinearSpec(self._query_size, {variant.names.output: hidden}, biases.output, prefix)
         self.o_proj = kernels.linear(output)
@@ -79,9 +87,13 @@ class Attention:
         return self.qkv_proj
 
     @property
-    def kept_tokens(self) -> AttentionLayer:
-        """The layer's keys and values."""
-        return self.layer
+    def kept_tokens(self) -> AttentionLayer | None:
+        """The layer's keys and values; None if another layer keeps them."""
+        return self.layer if self.layer.keeps_tokens else None
+
+    def share(self, keeper: AttentionLayer) -> None:
+        """Read 8-bit keys and values with the scales of the layer that keeps them, after `pack`."""
+        self.layer = replace(self.layer, k_scale=keeper.k_scale, v_scale=keeper.v_scale)
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to `self_attn`."""
@@ -89,10 +101,11 @@ class Attention:
         norm = self._head_norm or self._token_norm
         if norm is not None:
             parameters[f"{self._names.q_norm}.weight"] = norm.query
-            parameters[f"{self._names.k_norm}.weight"] = norm.key
+            if self.layer.keeps_tokens:
+                parameters[f"{self._names.k_norm}.weight"] = norm.key
         if self.layer.sinks is not None:
             parameters["sinks"] = self.layer.sinks
-        return parameters | self._kv_scales
+        return parameters | (self._kv_scales if self.layer.keeps_tokens else {})
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
@@ -117,8 +130,12 @@ class Attention:
         if self._gated:
             gate, qkv = qkv[:, : self._query_size], qkv[:, self._query_size :].contiguous()
             return backend.attend(self.layer, qkv, meta).mul_(gate.sigmoid())
+        if self._keys_as_values:
+            qkv = torch.cat((qkv, qkv[:, self._query_size :]), dim=1)
         if self._token_norm is not None:
             self._token_norm.apply(qkv)
+        if self._value_norm is not None:
+            self._value_norm.apply(qkv)
         if self._query_scales is not None:
             qkv[:, : self._query_size] *= self._query_scales[meta.positions].unsqueeze(1)
         return backend.attend(self.layer, qkv, meta)
@@ -131,8 +148,11 @@ class TokenNorm:
     `key` [num_kv_heads * head_dim].
     """
 
-    def __init__(self, config: ModelConfig, norms: NormWeights, kernels: Kernels) -> None:
-        self.query, self.key = (norms.empty(size) for size in config.qk_norm_sizes.values())
+    def __init__(
+        self, config: ModelConfig, index: int, norms: NormWeights, kernels: Kernels
+    ) -> None:
+        sizes = config.qk_norm_sizes(index)
+        self.query, self.key = (norms.empty(size) for size in sizes.values())
         self._eps = config.rms_norm_eps
         self._norm = kernels.token_norm
 
@@ -145,15 +165,37 @@ class TokenNorm:
             start += len(weight)
 
 
-class GatedMLP:
-    """down(act(gate(x)) * up(x)); gate and up are computed as one product."""
+class ValueNorm:
+    """An RMS norm without a weight of each head of the values (Gemma 4)."""
 
-    def __init__(self, config: ModelConfig, prefix: str, kernels: Kernels) -> None:
-        hidden, inner = config.hidden_size, config.intermediate_size
+    def __init__(self, layer: AttentionLayer, eps: float, kernels: Kernels) -> None:
+        self._size, self._eps = layer.num_kv_heads * layer.head_dim, eps
+        self._ones = torch.ones(layer.head_dim, dtype=kernels.dtype, device=kernels.device)
+        self._norm = kernels.layers.rms_norm
+
+    def apply(self, qkv: Tensor) -> None:
+        """Apply the norm to the values of `qkv` [num_tokens, size], in place."""
+        values = qkv[:, -self._size :]
+        heads = values.reshape(-1, len(self._ones))
+        values.copy_(self._norm(heads, self._ones, self._eps).view(values.shape))
+
+
+class GatedMLP:
+    """down(act(gate(x)) * up(x)); gate and up are computed as one product.
+
+    Args:
+        config: sizes and variant of the model.
+        index: the layer's number.
+        prefix: the name of the module in the checkpoint.
+        kernels: the platform.
+    """
+
+    def __init__(self, config: ModelConfig, index: int, prefix: str, kernels: Kernels) -> None:
+        hidden, inner = config.hidden_size, config.sizes_of(index).intermediate_size
         bias, down = config.variant.biases.mlp, config.variant.names.down
         self._factors = config.variant.factors
         gated = self._factors.mlp_gate == 1
-        gate_up = LinearSpec(hidden, config.mlp_parts, bias, prefix, gated=gated)
+        gate_up = LinearSpec(hidden, config.mlp_parts(index), bias, prefix, gated=gated)
         self.gate_up_proj = kernels.linear(gate_up)
         self.down_proj = kernels.linear(LinearSpec(inner, {down: hidden}, bias, prefix))
         self._gated, self._activation = kernels.layers.gated, config.variant.activation
@@ -212,10 +254,10 @@ class _ScaledGate:
 class PlainMLP:
     """down(max(up(x), 0) ** 2), an MLP without a gate (Nemotron-H)."""
 
-    def __init__(self, config: ModelConfig, prefix: str, kernels: Kernels) -> None:
-        hidden, inner = config.hidden_size, config.intermediate_size
+    def __init__(self, config: ModelConfig, index: int, prefix: str, kernels: Kernels) -> None:
+        hidden, inner = config.hidden_size, config.sizes_of(index).intermediate_size
         bias, down = config.variant.biases.mlp, config.variant.names.down
-        self.up_proj = kernels.linear(LinearSpec(hidden, config.mlp_parts, bias, prefix))
+        self.up_proj = kernels.linear(LinearSpec(hidden, config.mlp_parts(index), bias, prefix))
         self.down_proj = kernels.linear(LinearSpec(inner, {down: hidden}, bias, prefix))
 
     def parameters(self) -> dict[str, Parameter]:

@@ -3,123 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.mixers import (
-    DeltaShape,
-    KimiDeltaShape,
-    LightningShape,
-    Mamba1Shape,
-    Mamba2Shape,
-    RgLruShape,
-    ShortConvShape,
-)
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
-from paged_backend.models.blocks import Attention, GatedMLP, PlainMLP, prefixed
+from paged_backend.models.blocks import prefixed
 from paged_backend.models.classifier import Classifier
-from paged_backend.models.delta import GatedDelta
+from paged_backend.models.decoder_layer import DecoderLayer, Part
 from paged_backend.models.embedding import EmbeddingMethod
-from paged_backend.models.kimi_delta import KimiDelta
-from paged_backend.models.latent import LatentAttention
+from paged_backend.models.layer_inputs import LayerInputTable
 from paged_backend.models.layers import Kernels, NormWeights
-from paged_backend.models.lightning import LightningAttention
-from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
-from paged_backend.models.mamba1 import Mamba1
-from paged_backend.models.mamba2 import Mamba2
-from paged_backend.models.mixer import Mixer, Mixing
-from paged_backend.models.moe import MoeMLP, SummedMLPs
-from paged_backend.models.parallel_mixers import ParallelMixers
-from paged_backend.models.rg_lru import RgLru
-from paged_backend.models.short_conv import ShortConv
+from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.mixer import Mixing
 from paged_backend.models.states import StateLayer
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a layer; its output is added to the hidden states.
-
-    Attributes:
-        norm: the weight of the norm that it begins with; None for no norm.
-        mixing: mixes tokens; None for a part that computes each row for itself.
-        output: computes the output from the norm, or from what `mixing` returns.
-        reader: the layer that alone reads the norm, if there is only one.
-        output_norm: the weight of the norm of the output; None for no norm.
-        residual: factors on what the part reads and on its output, the sum of which becomes the
-            hidden states; None if the output is added to them.
-    """
-
-    norm: Tensor | None
-    mixing: Mixing | None
-    output: RowFunction
-    reader: LinearMethod | None
-    output_norm: Tensor | None
-    residual: tuple[float, float] | None = None
-
-
-class DecoderLayer:
-    """The weights of one layer.
-
-    Attributes:
-        mixing: the attention, or what is in its place; None for a layer without.
-        mlp: the MLP, or the experts in its place or beside it; None for a layer without.
-        norms: the weights of the norms by their names in the checkpoint.
-    """
-
-    def __init__(
-        self, config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
-    ) -> None:
-        self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
-        self._names = config.variant.norms_of(index)
-        self._residual = config.variant.residual_factors
-        sizes = dict.fromkeys(self._names.names, config.hidden_size)
-        self.norms = {name: self._norm_weights.empty(size) for name, size in sizes.items()}
-        self._mixers = _make_mixers(config, index, prefix, cos_sin_cache, kernels)
-        self.mixing = _in_parallel(config, index, self._mixers)
-        self._mlps = _make_mlps(config, index, prefix, kernels)
-        self.mlp = _sum_of(list(self._mlps.values()))
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Return the weight tensors to fill, by checkpoint name relative to the layer."""
-        parameters: dict[str, Parameter] = {}
-        for mixer in self._mixers:
-            parameters |= prefixed(mixer.name, mixer.parameters())
-        for name, mlp in self._mlps.items():
-            parameters |= prefixed(name, mlp.parameters())
-        return {f"{name}.weight": weight for name, weight in self.norms.items()} | parameters
-
-    def pack(self) -> None:
-        """Bring the filled weights into the form that the platform's kernels read."""
-        self._norm_weights.pack()
-        for mixer in self._mixers:
-            mixer.pack()
-        for mlp in self._mlps.values():
-            mlp.pack()
-
-    def parts(self) -> Iterator[Part]:
-        """Yield the parts in the order in which they are computed, after `pack`."""
-        names, mixing, mlp = self._names, self.mixing, self.mlp
-        factors = self._residual
-        if mixing is not None:
-            norms = self._norm(names.attention_input), self._norm(names.attention_output)
-            residual = None
-            if factors is not None:
-                residual = factors.state if mixing.kept_state else factors.attention
-            reader = mixing.reader if factors is None else None  # hidden states are made of it, too
-            yield Part(norms[0], mixing, mixing.o_proj, reader, norms[1], residual)
-        if mlp is not None:
-            norms = self._norm(names.mlp_input), self._norm(names.mlp_output)
-            residual = None if factors is None else factors.mlp
-            reader = mlp.reader if factors is None else None
-            yield Part(norms[0], None, mlp, reader, norms[1], residual)
-
-    def _norm(self, name: str | None) -> Tensor | None:
-        """Return the weight of a norm; None if the name is."""
-        return None if name is None else self.norms[name]
 
 
 class Decoder:
@@ -139,6 +38,9 @@ class Decoder:
         # Rounded as transformers rounds it, because models are trained with the rounded number.
         scale = torch.tensor(config.variant.embedding_scale, dtype=kernels.dtype)
         self._embedding_scale = float(scale)
+        self._layer_inputs: LayerInputTable | None = None
+        if config.variant.layer_inputs is not None:
+            self._layer_inputs = LayerInputTable(config.variant.layer_inputs, config, kernels)
         ropes = {index: config.ropes[index] for index in stage.layers}
         tables = {rope: rope.table(max_model_len, kernels.device) for rope in set(ropes.values())}
         self._layers = {
@@ -188,6 +90,8 @@ class Decoder:
             parameters |= self._lm_head.parameters()
         if self._embedding is not None:
             parameters["model.embed_tokens.weight"] = self._embedding.table
+        if self._layer_inputs is not None:
+            parameters |= self._layer_inputs.parameters()
         if self.head is not None:
             parameters |= self.head.parameters()
         for index, layer in self._layers.items():
@@ -198,6 +102,11 @@ class Decoder:
         """Bring the filled weights into the form that the platform's kernels read."""
         for layer in self._layers.values():
             layer.pack()
+        keepers = {layer.index: layer for layer in self.attention_layers}
+        for layer in self._layers.values():
+            layer.share(keepers)
+        if self._layer_inputs is not None:
+            self._layer_inputs.pack()
         self._parts = [part for layer in self._layers.values() for part in layer.parts()]
         mixing = (number for number, part in enumerate(self._parts) if part.mixing is not None)
         self._last_mixing = max(mixing, default=0)
@@ -216,7 +125,9 @@ class Decoder:
         logits_indices: Tensor | None,
     ) -> Tensor:
         """Compute the last hidden states, see `Model.forward`."""
-        return self.run_layers(self.embed(input_ids), attention, meta, logits_indices)
+        hidden = self.embed(input_ids)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(input_ids, hidden)
+        return self._run(hidden, inputs, attention, meta, logits_indices)
 
     def run_layers(
         self,
@@ -226,16 +137,38 @@ class Decoder:
         logits_indices: Tensor | None,
     ) -> Tensor:
         """Run the layers from the first one's input on, see `models.stage_model.Divisible`."""
+        return self._run(hidden, None, attention, meta, logits_indices)
+
+    def _run(
+        self,
+        hidden: Tensor,
+        inputs: Tensor | None,
+        attention: AttentionBackend,
+        meta: AttentionMetadata,
+        logits_indices: Tensor | None,
+    ) -> Tensor:
+        """Run the layers.
+
+        Args:
+            hidden: [num_tokens, hidden_size] hidden states before the layers; they change.
+            inputs: [num_tokens, num_layers, size] the inputs of layers; None without any.
+            attention: see `Model.forward`.
+            meta: see `Model.forward`.
+            logits_indices: see `Model.forward`.
+        """
         parts = self._parts
         nexts = [*((part.norm, part.reader) for part in parts[1:]), (self._norm, None)]
         x = self._normed(hidden, parts[0].norm)
         for number, (part, following) in enumerate(zip(parts, nexts, strict=True)):
-            if part.residual is not None:
-                hidden = x * part.residual[0]
             if part.mixing is not None:
                 x = part.mixing.mix(x, attention, meta)
             if number == self._last_mixing and logits_indices is not None:  # others are not read
                 x, hidden = x[logits_indices], hidden[logits_indices]
+                inputs = None if inputs is None else inputs[logits_indices]
+            if part.residual is not None:
+                hidden = x * part.residual[0]
+            if part.gate is not None and inputs is not None:
+                x = part.gate.apply(x, inputs)
             x = self._add(hidden, part, x, following)
         return x
 
@@ -282,78 +215,19 @@ class Decoder:
         next_norm, reader = following
         variant, eps = self.config.variant, self.config.rms_norm_eps
         scale = variant.residual_scale if part.residual is None else part.residual[1]
-        if part.output_norm is None and next_norm is not None and scale == 1:
+        fuses = part.output_norm is None and part.scalar is None and scale == 1
+        if fuses and next_norm is not None:
             return self._functions.add_norm(hidden, part.output, x, next_norm, eps, reader)
         output = self._normed(part.output(x), part.output_norm)
         hidden.add_(output, alpha=scale)
+        if part.scalar is not None:
+            hidden.mul_(part.scalar)
         return self._normed(hidden, next_norm)
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
             return x
         return self._functions.rms_norm(x, weight, self.config.rms_norm_eps)
-
-
-def _make_mlps(
-    config: ModelConfig, index: int, prefix: str, kernels: Kernels
-) -> dict[str, GatedMLP | MoeMLP | PlainMLP]:
-    """Return the experts of a layer and its MLP, by their names in it; it may lack either."""
-    mlps: dict[str, GatedMLP | MoeMLP | PlainMLP] = {}
-    if not config.variant.has_mlp(index):
-        return mlps
-    moe = config.moe_of(index)
-    if moe is not None:
-        mlps[moe.names.module] = MoeMLP(moe, f"{prefix}.{moe.names.module}", kernels)
-    if moe is None or moe.beside_mlp:
-        make = PlainMLP if config.variant.plain_mlp else GatedMLP
-        name = config.variant.names.mlp
-        mlps[name] = make(config, f"{prefix}.{name}", kernels)
-    return mlps
-
-
-def _sum_of(
-    mlps: list[GatedMLP | MoeMLP | PlainMLP],
-) -> GatedMLP | MoeMLP | PlainMLP | SummedMLPs | None:
-    """Return one or two modules as one; None for no module."""
-    if len(mlps) < 2:
-        return mlps[0] if mlps else None
-    return SummedMLPs(*mlps)
-
-
-def _make_mixers(
-    config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
-) -> list[Mixer]:
-    """Return what a layer has in place of attention or beside it, and then its attention."""
-    mixers: list[Mixer] = []
-    shape, eps = config.variant.state_mixer_of(index), config.rms_norm_eps
-    match shape:
-        case DeltaShape():
-            mixers.append(GatedDelta(shape, index, prefix, eps, kernels))
-        case KimiDeltaShape():
-            mixers.append(KimiDelta(shape, index, prefix, eps, kernels))
-        case LightningShape():
-            mixers.append(LightningAttention(shape, index, prefix, kernels))
-        case Mamba1Shape():
-            mixers.append(Mamba1(shape, index, prefix, eps, kernels))
-        case Mamba2Shape():
-            mixers.append(Mamba2(shape, index, prefix, eps, kernels))
-        case RgLruShape():
-            mixers.append(RgLru(shape, index, prefix, kernels))
-        case ShortConvShape():
-            mixers.append(ShortConv(shape, index, prefix, kernels))
-    if config.variant.has_attention(index):
-        attention = Attention if config.variant.latent is None else LatentAttention
-        mixers.append(attention(config, index, prefix, cos_sin_cache, kernels))
-    return mixers
-
-
-def _in_parallel(config: ModelConfig, index: int, mixers: list[Mixer]) -> Mixing | None:
-    """Return one or two modules as one; None for no module."""
-    shape = config.variant.state_mixer_of(index)
-    if shape is None or len(mixers) < 2:
-        return mixers[0] if mixers else None
-    state, attention = mixers
-    return ParallelMixers(state, shape.values_size, attention, config.variant.factors)
 
 
 def _layer(index: int) -> str:

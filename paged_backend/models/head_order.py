@@ -15,21 +15,22 @@ from paged_backend.checkpoint.rope import Rope
 from paged_backend.checkpoint.shape import QKNormScope
 
 
-def row_order(config: ModelConfig, rope: Rope) -> dict[str, Tensor]:
+def row_order(config: ModelConfig, layer: int) -> dict[str, Tensor]:
     """Return the row of the checkpoint's weight for each output of queries, keys and values.
 
     The result has the names of `ModelShape.attention_parts`. It is empty if the checkpoint's order
     is that of the kernels.
     """
+    rope, num_kv_heads = config.ropes[layer], config.sizes_of(layer).num_kv_heads
     head = head_order(rope, interleaved=config.variant.rotary.interleaved)
     if config.variant.gated_attention:
-        keys = _repeated(head, config.num_kv_heads)
+        keys = _repeated(head, num_kv_heads)
         return {"q_proj": _gates_first(head, config.num_heads), "k_proj": keys}
     if torch.equal(head, torch.arange(rope.head_dim)):
         return {}
     if config.variant.qk_norm is QKNormScope.TOKEN:
         raise ValueError("a norm of all queries needs the same pairs as the kernels")
-    queries, keys = _repeated(head, config.num_heads), _repeated(head, config.num_kv_heads)
+    queries, keys = _repeated(head, config.num_heads), _repeated(head, num_kv_heads)
     if not config.variant.fused_qkv:
         return {"q_proj": queries, "k_proj": keys}
     values = torch.arange(len(keys))

@@ -1,8 +1,8 @@
-"""The size and shape of the KV cache: fixed blocks of tokens, of the same size in every layer."""
+"""The size and shape of the KV cache: fixed blocks of tokens, of one size in every group."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -103,12 +103,12 @@ def _fp8_scales(layers: Sequence[AttentionLayer]) -> KVScales:
 class KVCacheSpec:
     """The groups of layers, the shape and format of their keys and values, and the block size.
 
-    A KV pool has one part for each layer of a group. A block id stands for the same block in all
-    parts.
+    A block id stands for the same block in all layers of a group. `models.kv_pool.PoolTensor`
+    divides the memory of a pool among the layers.
 
     Attributes:
         groups: the groups of the layers with attention.
-        sizes: what each of the layers keeps for a token.
+        sizes: what each of these layers keeps for a token, by its number.
         block_size: tokens in a block.
         dtype: dtype of the stored numbers.
         scales: scales of the stored numbers.
@@ -116,7 +116,7 @@ class KVCacheSpec:
     """
 
     groups: tuple[KVCacheGroup, ...]
-    sizes: KVSizes
+    sizes: Mapping[int, KVSizes]
     block_size: int
     dtype: torch.dtype
     scales: KVScales = KVScales.NONE
@@ -139,30 +139,29 @@ class KVCacheSpec:
             stored: the format of keys and values.
             max_model_len: maximum number of tokens of a sequence.
             groups: the groups of the layers; None for those that suit these layers best.
-
-        Raises:
-            ConfigError: the layers differ in their KV heads; blocks have one size in all layers.
         """
-        first, *others = layers
-        for layer in others:
-            kept = layer.kept
-            if kept != first.kept:
-                raise ConfigError(
-                    f"the checkpoint has {kept.num_heads} KV heads of size {kept.key_dim} in "
-                    f"layer {layer.index}, but {first.kept.num_heads} of size "
-                    f"{first.kept.key_dim} in layer {first.index}; the KV heads of all layers must "
-                    "be alike"
-                )
+        sizes = {layer.index: layer.kept for layer in layers}
         if groups is None:
+            windows = [layer.window for layer in layers]
             groups = tuple(
                 KVCacheGroup(group.window, tuple(layers[place].index for place in group.layers))
-                for group in group_layers([layer.window for layer in layers], max_model_len)
+                for group in group_layers(windows, max_model_len, list(sizes.values()))
             )
-        return cls(groups, first.kept, block_size, stored.dtype, stored.scales)
+        return cls(groups, sizes, block_size, stored.dtype, stored.scales)
+
+    @property
+    def is_uniform(self) -> bool:
+        """True if all layers keep the same."""
+        return len(set(self.sizes.values())) == 1
+
+    @property
+    def is_latent(self) -> bool:
+        """True if the layers keep latent vectors, which are keys and values in one."""
+        return not any(sizes.value_dim for sizes in self.sizes.values())
 
     @property
     def group_size(self) -> int:
-        """The number of layers in a group, which is the number of parts of a KV pool."""
+        """The number of layers in the largest group."""
         return max(len(group.layers) for group in self.groups)
 
     @property
@@ -174,26 +173,35 @@ class KVCacheSpec:
             for part, layer in enumerate(group.layers)
         }
 
+    def largest(self, size_of: Callable[[KVSizes], int]) -> int:
+        """Return the largest sum over the layers of a group."""
+        return max(
+            sum(size_of(self.sizes[layer]) for layer in group.layers) for group in self.groups
+        )
+
     @property
     def bytes_per_block(self) -> int:
-        """Bytes that one block takes in all parts of a pool: keys, values and their scales."""
-        return self._layer_bytes * self.group_size * self.block_size
+        """Bytes that one block takes in all layers of a group: keys, values and their scales.
+
+        Each of the tensors of a pool has room for the group that needs the most of it.
+        """
+        numbers = self.largest(lambda sizes: sizes.numbers) * self.dtype.itemsize
+        return (numbers + self.largest(self._scale_bytes)) * self.block_size
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that the keys and values of one token take in all layers."""
-        return self._layer_bytes * sum(len(group.layers) for group in self.groups)
+        layers = (self.sizes[layer] for group in self.groups for layer in group.layers)
+        return sum(
+            sizes.numbers * self.dtype.itemsize + self._scale_bytes(sizes) for sizes in layers
+        )
 
-    @property
-    def _layer_bytes(self) -> int:
-        numbers = self.sizes.numbers * self.dtype.itemsize
-        if self.scales is KVScales.TOKEN_HEAD:
-            return numbers + self.sizes.vectors * _SCALE_BYTES
-        return numbers
+    def _scale_bytes(self, sizes: KVSizes) -> int:
+        return sizes.vectors * _SCALE_BYTES if self.scales is KVScales.TOKEN_HEAD else 0
 
 
 class KVCachePlace(NamedTuple):
     """The place of the keys and values of a layer."""
 
     group: int  # it uses this group's block table
-    part: int  # index of the part of the KV pool
+    part: int  # its place in the group

@@ -100,7 +100,7 @@ def load_model(
         random_weights(parameters, tensors_of(model_config), config.seed, shares)
     else:
         parameters = as_output_layer(parameters) if renames else parameters
-        load_weights(folder, parameters, shares, part.stage, model_config.unused_layers)
+        load_weights(folder, parameters, shares, part.stage, model_config.needs)
     model.pack()
     return model if pipeline is None else _stage_model(model, model_config, pipeline, kernels)
 

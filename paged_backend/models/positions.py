@@ -23,9 +23,10 @@ def check_positions(model: ModelConfig, max_model_len: int, pool_bytes: int) -> 
     Raises:
         ConfigError: the pool cannot hold it, in the smallest of all formats.
     """
-    tables = len(set(model.ropes)) * model.head_dim * _NUMBER_BYTES * max_model_len
-    layers = sum(window is None for window in model.attention_windows)
-    keys_and_values = model.kept.numbers * layers * max_model_len
+    numbers = sum(rope.head_dim for rope in set(model.ropes))
+    tables = numbers * _NUMBER_BYTES * max_model_len
+    layers = (layer for layer in model.keeping_layers if model.windows[layer] is None)
+    keys_and_values = sum(model.kept_of(layer).numbers for layer in layers) * max_model_len
     needed = max(tables, keys_and_values)
     if tables > MAX_TABLE_BYTES and needed > pool_bytes:
         raise ConfigError(

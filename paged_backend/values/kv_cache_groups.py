@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import NamedTuple
 
 MAX_GROUPS = 8
@@ -29,48 +28,79 @@ class KVSizes(NamedTuple):
         return self.num_heads * (2 if self.value_dim else 1)
 
 
-@dataclass(frozen=True, slots=True)
-class KVCacheGroup:
-    """Layers with the same window. Each sequence has one block table for all of them.
+class LayerKind(NamedTuple):
+    """What layers of a group have in common.
 
     Attributes:
         window: the number of positions that a token sees, its own included; None for all.
-        layers: the numbers of the layers. The keys and values of the layer in place i are in part i
-            of the KV pool.
+        kept: what each layer keeps for a token; None if all layers of the model keep the same.
+    """
+
+    window: int | None
+    kept: KVSizes | None = None
+
+    @property
+    def numbers(self) -> int:
+        """The numbers that a layer keeps for a token; 1 if all layers keep the same."""
+        return 1 if self.kept is None else self.kept.numbers
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheGroup:
+    """Layers of one kind. Each sequence has one block table for all of them.
+
+    Attributes:
+        window: the number of positions that a token sees, its own included; None for all.
+        layers: the numbers of the layers, in the order in which they follow each other in a block.
     """
 
     window: int | None
     layers: tuple[int, ...]
 
 
-def group_layers(windows: Sequence[int | None], max_model_len: int) -> tuple[KVCacheGroup, ...]:
-    """Divide the layers of a model into groups of equal size.
+def layer_kinds(
+    windows: Sequence[int | None], kept: Sequence[KVSizes] | None = None
+) -> list[LayerKind]:
+    """Return the kind of each layer.
 
-    All groups take their blocks from one pool, so a block has room for the same number of layers in
-    each group. A kind of layers (those with the same window) with more layers than the group size
-    becomes several groups. The last group of a kind may have fewer layers than its blocks have room
-    for. The group size is the one with which a sequence of ``max_model_len`` tokens holds the
-    fewest bytes, among those that lead to at most ``MAX_GROUPS`` groups, and the largest of equals.
+    Args:
+        windows: the window of each layer; None for all positions.
+        kept: what each layer keeps for a token; None if all keep the same.
+    """
+    if kept is None or len(set(kept)) <= 1:
+        return [LayerKind(window) for window in windows]
+    return [LayerKind(window, sizes) for window, sizes in zip(windows, kept, strict=True)]
+
+
+def group_layers(
+    windows: Sequence[int | None], max_model_len: int, kept: Sequence[KVSizes] | None = None
+) -> tuple[KVCacheGroup, ...]:
+    """Divide the layers of a model into groups that keep as many numbers of a token, or nearly.
+
+    All groups take their blocks from one pool, so a block has room for the same numbers in each
+    group. Layers of one kind have the same window and keep the same; a kind of which a block does
+    not hold all layers becomes several groups. Some blocks have more room than their layers need.
+    The room is the one with which a sequence of ``max_model_len`` tokens holds the fewest bytes,
+    among those that lead to at most ``MAX_GROUPS`` groups, and the largest of equals.
 
     Args:
         windows: the window of each layer; None for all positions. A window that no sequence exceeds
             counts as None.
         max_model_len: maximum number of tokens of a sequence.
+        kept: what each layer keeps for a token; None if all keep the same.
     """
-    kinds: dict[int | None, list[int]] = {}
-    for layer, window in enumerate(windows):
-        limit = None if window is None or window >= max_model_len else window
-        kinds.setdefault(limit, []).append(layer)
-    size = _group_size({window: len(layers) for window, layers in kinds.items()}, max_model_len)
     return tuple(
-        KVCacheGroup(window, tuple(layers[start : start + size]))
-        for window, layers in kinds.items()
-        for start in range(0, len(layers), size)
+        KVCacheGroup(kind.window, layers)
+        for kind, groups in _divided(layer_kinds(windows, kept), max_model_len).items()
+        for layers in groups
     )
 
 
 def group_layers_of_stage(
-    windows: Sequence[int | None], max_model_len: int, layers: range
+    windows: Sequence[int | None],
+    max_model_len: int,
+    layers: range,
+    kept: Sequence[KVSizes] | None = None,
 ) -> tuple[KVCacheGroup, ...]:
     """Divide the layers of a stage of a model into the groups of the whole model.
 
@@ -81,32 +111,53 @@ def group_layers_of_stage(
         windows: the window of each layer of the whole model; see `group_layers`.
         max_model_len: maximum number of tokens of a sequence.
         layers: the numbers of the stage's layers.
+        kept: what each layer of the whole model keeps for a token; None if all keep the same.
     """
     found: list[KVCacheGroup] = []
-    for window, alike in groupby(group_layers(windows, max_model_len), lambda group: group.window):
-        groups = list(alike)
-        own = [layer for group in groups for layer in group.layers if layer in layers]
+    for kind, groups in _divided(layer_kinds(windows, kept), max_model_len).items():
+        own = [layer for group in groups for layer in group if layer in layers]
         size = -(-len(own) // len(groups))
         for number in range(len(groups)):
-            found.append(KVCacheGroup(window, tuple(own[number * size : (number + 1) * size])))
+            part = tuple(own[number * size : (number + 1) * size])
+            found.append(KVCacheGroup(kind.window, part))
     return tuple(found)
 
 
-def _group_size(num_layers: dict[int | None, int], max_model_len: int) -> int:
-    """Return the best group size for the number of layers of each kind."""
+def _divided(
+    layers: Sequence[LayerKind], max_model_len: int
+) -> dict[LayerKind, list[tuple[int, ...]]]:
+    """Return the groups of each kind of layers, as the numbers of their layers."""
+    kinds: dict[LayerKind, list[int]] = {}
+    for layer, (window, kept) in enumerate(layers):
+        limit = None if window is None or window >= max_model_len else window
+        kinds.setdefault(LayerKind(limit, kept), []).append(layer)
+    room = _room({kind: len(found) for kind, found in kinds.items()}, max_model_len)
+    divided = {}
+    for kind, found in kinds.items():
+        size = room // kind.numbers
+        divided[kind] = [tuple(found[start : start + size]) for start in range(0, len(found), size)]
+    return divided
 
-    def num_groups(size: int) -> dict[int | None, int]:
-        return {window: -(-count // size) for window, count in num_layers.items()}
 
-    def places_held(size: int) -> int:
-        """Places for a token of a layer in the blocks that a longest sequence holds."""
-        groups = num_groups(size).items()
-        return size * sum(count * (window or max_model_len) for window, count in groups)
+def _room(num_layers: dict[LayerKind, int], max_model_len: int) -> int:
+    """Return the best room of a block, in numbers of a token, for the layers of each kind."""
 
-    most = max(MAX_GROUPS, len(num_layers))
-    sizes = range(max(num_layers.values()), 0, -1)
-    allowed = (size for size in sizes if sum(num_groups(size).values()) <= most)
-    return min(allowed, key=places_held)
+    def num_groups(room: int) -> dict[LayerKind, int]:
+        return {kind: -(-count // (room // kind.numbers)) for kind, count in num_layers.items()}
+
+    def numbers_held(room: int) -> int:
+        """Numbers for a token in the blocks that a longest sequence holds."""
+        groups = num_groups(room).items()
+        return room * sum(count * (kind.window or max_model_len) for kind, count in groups)
+
+    least, most = max(kind.numbers for kind in num_layers), max(MAX_GROUPS, len(num_layers))
+    rooms = {kind.numbers * size for kind, n in num_layers.items() for size in range(1, n + 1)}
+    allowed = (
+        room
+        for room in sorted(rooms, reverse=True)
+        if room >= least and sum(num_groups(room).values()) <= most
+    )
+    return min(allowed, key=numbers_held)
 
 
 MAX_CHECKPOINTS = 512

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+from kv_specs import alike
 from oracle import Oracle, make_engine, run, tokens_of
 
 from paged_backend.engine.engine import Engine
@@ -20,11 +21,12 @@ from paged_backend.platforms.gpu.platform import GpuPlatform
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.portable.attention import TorchAttention
 from paged_backend.platforms.select import gpu_of
-from paged_backend.values.kv_cache_groups import KVCacheGroup, KVSizes
+from paged_backend.values.kv_cache_groups import KVCacheGroup
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 
 FP8 = torch.float8_e4m3fn
+GROUPS = (KVCacheGroup(None, (0, 1)),)
 FORMATS = [
     (torch.float32, KVScales.NONE),
     (FP8, KVScales.STATIC),
@@ -134,9 +136,7 @@ def attended(
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMATS)
 def test_a_layer_equals_torchs_attention(device, dtype, scales):
-    spec = KVCacheSpec(
-        (KVCacheGroup(None, (0, 1)),), KVSizes(KV_HEADS, DIM, DIM), BLOCK, dtype, scales
-    )
+    spec = KVCacheSpec(GROUPS, alike(GROUPS, KV_HEADS, DIM), BLOCK, dtype, scales)
     sinks = torch.tensor([0.5, 1.0, -1.0, 2.0], device=device)
     layer = replace(make_layer(scales, device), softcap=2.0, window=9, sinks=sinks)
     kernels = attended(TritonAttention(spec, 7, transfer_to(device)), layer, device)
@@ -146,9 +146,7 @@ def test_a_layer_equals_torchs_attention(device, dtype, scales):
 
 def test_scales_of_a_checkpoint_do_not_change_an_unquantized_cache(device):
     """A checkpoint may have scales and its cache be stored in the dtype of the model."""
-    spec = KVCacheSpec(
-        (KVCacheGroup(None, (0, 1)),), KVSizes(KV_HEADS, DIM, DIM), BLOCK, torch.float32
-    )
+    spec = KVCacheSpec(GROUPS, alike(GROUPS, KV_HEADS, DIM), BLOCK, torch.float32)
     with_scales, without = (
         attended(TritonAttention(spec, 7, transfer_to(device)), make_layer(scales, device), device)
         for scales in (KVScales.STATIC, KVScales.NONE)

@@ -22,7 +22,7 @@ from paged_backend.values.config import EngineConfig
 
 PLATFORMS = [CpuPlatform(), TorchPlatform(torch.float32)]
 BLOCK_SIZE = 16
-NUM_BLOCKS = 72
+NUM_BLOCKS = 112
 LENGTHS = (70, 1, 33, 16)
 # For each step, how many tokens each sequence computes: whole prompts beside the start of a
 # chunked one; then chunks that go on from the cache beside decodes; then decodes alone.

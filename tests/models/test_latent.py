@@ -178,4 +178,4 @@ def test_values_that_are_refused(family: str, changes: dict[str, Any], message: 
 def test_the_shape_says_what_is_kept(family: str, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path)
     shape = read_shape(ConfigFile.read(tmp_path / "config.json"))
-    assert shape.kept == (1, 40, 0)
+    assert shape.kept_of(0) == (1, 40, 0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from safetensors.torch import load_file, save_file
 
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.checkpoint.moe import ExpertGroups, Scoring
@@ -41,6 +42,11 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("gemma2", {"unit_offset": False}),
     ("gemma2", {"activation": Activation.SILU}),
     ("gemma3", {"windows": ()}),
+    ("gemma4", {"windows": ()}),
+    ("gemma4", {"value_norm": False}),
+    ("gemma4", {"attention_scale": None}),
+    ("gemma4", {"logits_softcap": None}),
+    ("gemma4-plain", {"value_norm": False}),
     ("glm4", {"rotary": Rotary(dim=16)}),
     ("granite", {"residual_scale": 1.0}),
     ("granite", {"logits_scale": 1.0}),
@@ -124,11 +130,51 @@ def test_a_part_of_the_routing_that_is_left_out_shows(
         ("qwen3", {"qk_norm": None}),
         ("olmo2", {"qk_norm": None}),
         ("gpt-oss", {"sinks": False}),
+        ("gemma4", {"qk_norm": None}),
+        ("gemma4", {"layer_scalars": False}),
+        ("gemma4", {"layer_inputs": None}),
     ],
 )
 def test_weights_that_are_left_out_are_refused(
     family: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     make_checkpoint(family, tmp_path)
-    with pytest.raises(ConfigError, match=r"(norm.weight|sinks) has no place in this architecture"):
+    with pytest.raises(
+        ConfigError,
+        match=r"(norm.weight|sinks|scalar|per_layer.weight) has no place in this architecture",
+    ):
         logits(tmp_path, changes)
+
+
+def test_keys_and_values_of_another_layer_show(tmp_path: Path) -> None:
+    reference = make_checkpoint("gemma4", tmp_path)
+    with torch.no_grad():
+        expected = reference(torch.arange(LENGTH).unsqueeze(0)).logits[0]
+    *layers, sharing, last = load_model_config(tmp_path).variant.layers
+    assert sharing.shared_with == 1
+    other = (*layers, replace(sharing, shared_with=0), last)
+    assert (logits(tmp_path, {"layers": other}) - expected).abs().max() > 1e-2
+
+
+def test_heads_of_another_size_do_not_fit_the_weights(tmp_path: Path) -> None:
+    make_checkpoint("gemma4", tmp_path)
+    first, second, *others = load_model_config(tmp_path).variant.layers
+    swapped = (first, replace(second, head_dim=32), *others)
+    with pytest.raises(ConfigError, match=r"layers.1.self_attn.* has shape"):
+        logits(tmp_path, {"layers": swapped})
+
+
+def test_weights_of_keys_that_a_layer_does_not_compute_are_not_read(tmp_path: Path) -> None:
+    """The published files of Gemma 4 have them for all layers."""
+    make_checkpoint("gemma4", tmp_path)
+    expected = logits(tmp_path, {})
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name in ("k_proj", "v_proj", "k_norm"):
+        tensors[f"model.layers.3.self_attn.{name}.weight"] = torch.full((3,), torch.nan)
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert torch.equal(logits(tmp_path, {}), expected)
+    tensors["model.layers.3.self_attn.x_proj.weight"] = torch.zeros(3)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"layers.3.self_attn.x_proj.weight has no place"):
+        logits(tmp_path, {})

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from kv_specs import alike
+from oracle import Oracle, make_engine
 from ranks_in_threads import load_first_rank, make_ranks_engine
 from torch import Tensor
 
@@ -41,7 +43,6 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
-    KVSizes,
     num_state_slots,
 )
 from paged_backend.values.options.scheduling import GPU_LIMITS
@@ -157,7 +158,7 @@ def test_kv_bytes_of_llama_3() -> None:
 def test_the_engine_makes_blocks_of_as_many_bytes(name: str) -> None:
     shape = shape_of(name)
     group = KVCacheGroup(None, tuple(range(shape.num_layers)))
-    heads = ((group,), KVSizes(shape.num_kv_heads, shape.head_dim, shape.head_dim))
+    heads = (group,), alike((group,), shape.num_kv_heads, shape.head_dim)
     spec = KVCacheSpec(*heads, block_size=32, dtype=torch.float16)
     assert spec.bytes_per_block == 32 * kv(shape, "float16").bytes_per_token
     spec = KVCacheSpec(*heads, 32, torch.int8, KVScales.TOKEN_HEAD)
@@ -505,7 +506,9 @@ def test_latent_attention_keeps_a_row_for_each_token() -> None:
     assert kv(shape).bytes_per_token == 61 * (512 + 64) * 2
     assert kv(shape, num_gpus=8).bytes_per_token == kv(shape).bytes_per_token
     group = KVCacheGroup(None, tuple(range(shape.num_layers)))
-    spec = KVCacheSpec((group,), shape.kept, block_size=32, dtype=torch.bfloat16)
+    spec = KVCacheSpec(
+        (group,), alike((group,), *shape.kept_of(0)), block_size=32, dtype=torch.bfloat16
+    )
     assert spec.bytes_per_block == 32 * kv(shape).bytes_per_token
 
 
@@ -516,6 +519,32 @@ def test_all_heads_of_latent_attention_multiply_whole_rows() -> None:
 
 def test_gpus_that_share_latent_attention_divide_its_heads() -> None:
     assert list(group_sizes(deepseek_v3())) == [1, 2, 4, 8, 16, 32, 64]
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-plain"])
+def test_layers_of_different_sizes_as_the_engine_counts_them(family: str, tmp_path: Path) -> None:
+    """Its bytes of a token and its blocks, in the memory that the engine has."""
+    oracle = Oracle(family, tmp_path)
+    info = make_engine(oracle.folder).executor.info
+    shape = read_shape(ConfigFile.read(tmp_path / "config.json"))
+    sizes = KvSizes.of(shape, KV_TYPES["float32"])
+    groups = sizes.groups(shape.max_position_embeddings)
+    assert info.kv_layout.windows == tuple(group.window for group in groups)
+    assert info.kv_bytes_per_token == sizes.bytes_per_token
+    assert info.num_blocks == 16 * 2**20 // sizes.block_bytes(groups, 16)
+    counted = count_parameters(shape)
+    assert counted.total == sum(weight.numel() for weight in oracle.model.state_dict().values()) - (
+        counted.embedding  # the output layer is the embedding
+    )
+
+
+def test_layers_that_share_keys_and_values_read_them_each(tmp_path: Path) -> None:
+    """Layers 3 and 4 keep nothing; they read 2 heads of 16, and of 32, in the window and beyond."""
+    make_checkpoint("gemma4", tmp_path)
+    sizes = KvSizes.of(read_shape(ConfigFile.read(tmp_path / "config.json")), KV_TYPES["float32"])
+    small, large = 4 * 2 * 2 * 16, 4 * 2 * 2 * 32
+    assert sizes.bytes_per_token == 2 * small + large
+    assert sizes.bytes_seen(100) == 20 * 3 * small + 100 * 2 * large
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 2)])

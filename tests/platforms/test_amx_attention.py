@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from kv_specs import alike
 from platforms.amx_emulation import amx_or_emulation
 from platforms.test_attention import (
     GROUPS,
@@ -23,7 +24,6 @@ from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu.amx_attention import fits
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.cpu.bf16_linear import BFloat16Linear
-from paged_backend.values.kv_cache_groups import KVSizes
 
 BF16 = KVCacheFormat(torch.bfloat16)
 
@@ -111,5 +111,5 @@ def test_what_a_block_holds_after_the_last_token_does_not_count() -> None:
     [(64, 16, True), (96, 64, True), (64, 8, False), (80, 16, False), (16, 16, False)],
 )
 def test_shapes_that_fit(head_dim: int, block_size: int, wanted: bool) -> None:
-    spec = KVCacheSpec(GROUPS, KVSizes(2, head_dim, head_dim), block_size, torch.bfloat16)
+    spec = KVCacheSpec(GROUPS, alike(GROUPS, 2, head_dim), block_size, torch.bfloat16)
     assert fits(spec) == wanted

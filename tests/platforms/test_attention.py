@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kv_specs import alike
 from torch import Tensor
 
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
@@ -16,7 +17,7 @@ from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.portable.attention import TorchAttention
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.kv_cache_groups import KVCacheGroup, KVSizes
+from paged_backend.values.kv_cache_groups import KVCacheGroup
 
 NUM_LAYERS = 2
 GROUPS = (KVCacheGroup(None, tuple(range(NUM_LAYERS))),)
@@ -84,13 +85,13 @@ class Batch:
         self.lengths = lengths
         self.spec = spec
         self.heads = heads
-        width = (heads + 2 * spec.sizes.num_heads) * spec.sizes.key_dim
+        width = (heads + 2 * spec.sizes[0].num_heads) * spec.sizes[0].key_dim
         self.qkv = [torch.randn(total, width) for _, total in lengths]
         per_seq = [-(-total // spec.block_size) for _, total in lengths]
         self.num_blocks = 2 * sum(per_seq) + 1
         ids = (torch.randperm(self.num_blocks - 1) + 1)[: sum(per_seq)].int()
         self.tables = list(torch.split(ids, per_seq))
-        self.rotary = make_rotary(max(total for _, total in lengths), spec.sizes.key_dim)
+        self.rotary = make_rotary(max(total for _, total in lengths), spec.sizes[0].key_dim)
         self.options: dict[str, Any] = {}  # options of the layers
         self.as_stored: Callable[[Tensor], Tensor] = lambda x: x
 
@@ -127,7 +128,7 @@ class Batch:
         return backend.attend(self.layer(layer, window), rows.clone(), self.meta(spans))
 
     def layer(self, index: int, window: int | None) -> AttentionLayer:
-        kv_heads, head_dim = self.spec.sizes.num_heads, self.spec.sizes.key_dim
+        kv_heads, head_dim, _ = self.spec.sizes[index]
         sizes = self.heads, kv_heads, head_dim, head_dim**-0.5
         return AttentionLayer(
             index, *sizes, cos_sin_cache=self.rotary, window=window, **self.options
@@ -152,7 +153,7 @@ def make_batch(
     lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, block_size: int
 ) -> Batch:
     torch.manual_seed(0)
-    spec = KVCacheSpec(GROUPS, KVSizes(kv_heads, head_dim, head_dim), block_size, torch.float32)
+    spec = KVCacheSpec(GROUPS, alike(GROUPS, kv_heads, head_dim), block_size, torch.float32)
     return Batch(lengths, spec, heads)
 
 
@@ -283,15 +284,6 @@ def test_metadata_of_another_dtype_or_with_gaps() -> None:
         replace(good, slot_mappings=(good.slot_mappings[0][::2],))
 
 
-def test_layers_with_other_heads_are_refused() -> None:
-    rotary = make_rotary(4, 16)
-    layers = [
-        AttentionLayer(index, 4, kv_heads, 16, 1.0, rotary) for index, kv_heads in ((0, 4), (1, 2))
-    ]
-    with pytest.raises(ConfigError, match="has 2 KV heads of size 16 in layer 1, but 4 of size 16"):
-        KVCacheSpec.of(layers, 16, KVCacheFormat(torch.float32), 128)
-
-
 def test_a_group_with_an_unused_place() -> None:
     layers = [
         AttentionLayer(index, 4, 4, 16, 1.0, make_rotary(4, 16), window=window)
@@ -309,11 +301,11 @@ def test_a_group_with_an_unused_place() -> None:
 
 def test_bytes_of_a_block() -> None:
     group = KVCacheGroup(None, tuple(range(8)))
-    spec = KVCacheSpec((group,), KVSizes(4, 64, 64), 16, torch.float32)
+    spec = KVCacheSpec((group,), alike((group,), 4, 64), 16, torch.float32)
     assert spec.bytes_per_block == 2 * 8 * 4 * 64 * 16 * 4
 
 
 def test_heads_that_the_cpus_kernels_cannot_read_are_refused() -> None:
-    spec = KVCacheSpec(GROUPS, KVSizes(2, 12, 12), 16, torch.float32)
+    spec = KVCacheSpec(GROUPS, alike(GROUPS, 2, 12), 16, torch.float32)
     with pytest.raises(ConfigError, match="head_dim must be a multiple of 8 .*, got 12"):
         CpuAttention(spec, 4)

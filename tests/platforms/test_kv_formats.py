@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from kv_specs import alike
 from platforms.test_attention import (
     GROUPS,
     NUM_LAYERS,
@@ -24,7 +25,6 @@ from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec, KVScales, 
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.portable.kv_pool import quantize, token_head_scales
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.kv_cache_groups import KVSizes
 
 FP8 = torch.float8_e4m3fn
 FORMATS = [
@@ -60,9 +60,8 @@ def make_batch(
 ) -> Batch:
     """A batch without rotation, so that the stored numbers follow from the input alone."""
     torch.manual_seed(0)
-    spec = KVCacheSpec(
-        GROUPS, KVSizes(2, head_dim, head_dim), block_size, stored.dtype, stored.scales
-    )
+    sizes = alike(GROUPS, 2, head_dim)
+    spec = KVCacheSpec(GROUPS, sizes, block_size, stored.dtype, stored.scales)
     batch = Batch(lengths, spec, heads)
     longest = max(total for _, total in lengths)
     batch.rotary = torch.cat(
@@ -184,7 +183,7 @@ def test_what_a_platform_does_not_store() -> None:
 
 
 def test_capacity() -> None:
-    spec = KVCacheSpec(GROUPS, KVSizes(4, 64, 64), 16, torch.float32)
+    spec = KVCacheSpec(GROUPS, alike(GROUPS, 4, 64), 16, torch.float32)
     int8 = replace(spec, dtype=torch.int8, scales=KVScales.TOKEN_HEAD)
     assert int8.bytes_per_block == 2 * NUM_LAYERS * 4 * (64 + 4) * 16
     assert spec.bytes_per_block / int8.bytes_per_block > 3.5
@@ -196,5 +195,5 @@ def test_scales_before_the_window_are_not_read(dtype: torch.dtype) -> None:
     backend = CpuAttention(batch.spec, batch.num_blocks)
     batch.step(backend, [(0, 299)], window=40)
     wanted = batch.step(backend, [(299, 300)], window=40)
-    backend._scales[:, [0, *batch.tables[0][: (299 - 39) // 16].tolist()]] = torch.nan
+    backend._scales.memory[:, [0, *batch.tables[0][: (299 - 39) // 16].tolist()]] = torch.nan
     assert torch.equal(batch.step(backend, [(299, 300)], window=40), wanted)

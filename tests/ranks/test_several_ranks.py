@@ -47,6 +47,13 @@ def torch_threads() -> Iterator[None]:
         pytest.param(
             "gemma3", EVEN, [TP2, PP2, TP2_PP2], id="sliding windows, a tied embedding with a scale"
         ),
+        pytest.param(
+            "gemma4",
+            {**EVEN, "vocab_size_per_layer_input": EVEN["vocab_size"]},
+            [TP2],
+            id="layers of several shapes, shared keys and values",
+        ),
+        pytest.param("gemma4-plain", EVEN, [TP2, TP2_PP2], id="the same without shared ones"),
         pytest.param("phi3", EVEN, [TP2], id="fused projections"),
         pytest.param("glm4", {}, [TP2], id="interleaved rotary pairs"),
         pytest.param("granite", {}, [PP2], id="factors on embeddings, layers and logits"),
@@ -82,6 +89,9 @@ def test_tokens_are_those_of_one_rank(
         pytest.param("lfm2-bias", _SHORT, [TP2, PP2], id="short convolutions with biases"),
         pytest.param("lfm2-moe", {}, [EP2], id="short convolutions and experts"),
         pytest.param("jamba", {}, [TP2, EP2], id="Mamba with a bias, and experts"),
+        pytest.param("kimi-linear", {}, [TP2, EP2], id="gated delta by channels, latent attention"),
+        pytest.param("granite-hybrid-moe", {}, [TP2, EP2], id="experts beside an MLP"),
+        pytest.param("nemotron-h-latent", {}, [TP2, EP2], id="experts of projected rows"),
         pytest.param("recurrent-gemma", _TWO_BLOCKS, [TP2], id="RG-LRU"),
     ],
 )
@@ -227,6 +237,7 @@ def embeddings(engine: Engine, prompts: list[list[int]]) -> torch.Tensor:
         ("smollm", 2, "must divide the model's 3 heads of queries; got 2"),
         ("qwen3-next", 4, "must divide the model's 2 heads of keys of linear_attn; got 4"),
         ("bamba", 4, "must divide the model's 2 groups of heads of mamba; got 4"),
+        ("minimax", 2, "can only be 1 for lightning attention; got 2"),
         ("llama3", 3, "must divide the model's 8 heads of queries; got 3"),
         ("gpt2", 2, "can only be 1 for GPT2LMHeadModel, for which transformers has no plan"),
         ("cohere2", 3, "must divide the model's 4 num_attention_heads; got 3"),

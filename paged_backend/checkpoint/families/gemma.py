@@ -17,7 +17,7 @@ from paged_backend.checkpoint.families.keys import (
 )
 from paged_backend.checkpoint.shape import Activation, LayerNorms, QKNormScope, Variant
 
-_NORMS = LayerNorms(
+NORMS = LayerNorms(
     attention_input="input_layernorm",
     attention_output="post_attention_layernorm",
     mlp_input="pre_feedforward_layernorm",
@@ -52,7 +52,7 @@ def _gemma(config: ConfigFile, default: tuple[str, ...]) -> Variant:
     return Variant(
         biases=attention_biases(config),
         windows=windows_of(config, layer_types(config, default), default=4096),
-        norms=_NORMS,
+        norms=NORMS,
         unit_offset=True,
         activation=Activation.GELU_TANH,
         embedding_scale=config.integer("hidden_size") ** 0.5,

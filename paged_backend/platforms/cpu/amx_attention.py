@@ -207,12 +207,12 @@ def _find(
     The addresses of skipped tokens stay as they are.
     """
     seq, head, base = place
-    _, kv_heads, numbers = pool.shape
+    numbers, stride = step.out.shape[2] * step.block_size, pool.shape[1]
     groups, start = (num_keys + KEYS - 1) // KEYS, np.int64(pool.ctypes.data)
     index, offset = divmod(base + skipped, step.block_size)
     for group in range(skipped // KEYS, groups):
-        block = step.table[seq, index] * kv_heads + head
-        scratch.addresses[group] = start + block * numbers * 2 + offset * token_bytes
+        place_in_pool = step.table[seq, index] * stride + head * numbers
+        scratch.addresses[group] = start + place_in_pool * 2 + offset * token_bytes
         offset += KEYS
         if offset == step.block_size:
             index, offset = index + 1, 0
@@ -313,7 +313,8 @@ def _attend(arguments: Any) -> None:
 
 def fits(spec: KVCacheSpec) -> bool:
     """Return whether these kernels can serve a pool of bf16 numbers of this shape."""
-    return spec.block_size % KEYS == 0 and spec.sizes.key_dim % HEAD_DIM == 0
+    sizes = spec.sizes.values()
+    return spec.block_size % KEYS == 0 and all(each.key_dim % HEAD_DIM == 0 for each in sizes)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
+from paged_backend.models.kv_pool import PoolTensor
 from paged_backend.platforms.cpu.amx_attention import amx_kernels
 from paged_backend.platforms.cpu.bf16_linear import padded_rows, reads_bfloat16
 from paged_backend.platforms.cpu.layers import norm_heads
@@ -19,6 +21,7 @@ from paged_backend.platforms.cpu.memory import zeros
 from paged_backend.platforms.cpu.softmax import LOWEST
 from paged_backend.platforms.cpu.vector_attention import vector_kernels
 from paged_backend.values.errors import ConfigError
+from paged_backend.values.kv_cache_groups import KVSizes
 
 _LOG2E = math.log2(math.e)
 _NO_WINDOW = 1 << 40
@@ -38,12 +41,12 @@ class _Layer:
 
 
 class CpuAttention(AttentionBackend):
-    """Owns pools of keys and of values [group_size, blocks, kv_heads, head_dim * block_size].
+    """Owns pools of keys and of values, for each layer [blocks, kv_heads, head_dim * block_size].
 
     Keys are [head_dim, block_size] there, and values are [block_size, head_dim]; both are read
     along their last dimension. On AMX, pairs of numbers of the first dimension lie together.
-    Scales, if each token and head has them, are float32 [group_size, blocks, 2, kv_heads,
-    block_size]: scales of the keys, then of the values.
+    Scales, if each token and head has them, are float32 [blocks, 2, kv_heads, block_size] of each
+    layer: scales of the keys, then of the values. See `PoolTensor` for the layers in a pool.
 
     Args:
         spec: the shape and format of the pool.
@@ -58,17 +61,19 @@ class CpuAttention(AttentionBackend):
         self._spec = spec
         self._num_blocks = num_blocks
         self._write, self._attend = amx_kernels() if amx else vector_kernels(spec.dtype)
-        num_heads, head_dim, _ = spec.sizes
-        if head_dim % HEAD_DIM_STEP:
-            raise ConfigError(
-                f"head_dim must be a multiple of {HEAD_DIM_STEP} for the kernels of a CPU, got "
-                f"{head_dim}"
-            )
-        numbers = head_dim * spec.block_size
-        shape = spec.group_size, num_blocks, num_heads, numbers
-        self._keys, self._values = (zeros(shape, spec.dtype) for _ in range(2))
+        for sizes in set(spec.sizes.values()):
+            if sizes.key_dim % HEAD_DIM_STEP:
+                raise ConfigError(
+                    f"head_dim must be a multiple of {HEAD_DIM_STEP} for the kernels of a CPU, got "
+                    f"{sizes.key_dim}"
+                )
+        self._places = spec.places
+        make = partial(zeros, dtype=spec.dtype)
+        self._keys, self._values = (
+            PoolTensor(spec, num_blocks, self._numbers_of, make) for _ in range(2)
+        )
         scale_blocks = num_blocks if spec.scales is KVScales.TOKEN_HEAD else 0
-        self._scales = torch.ones(spec.group_size, scale_blocks, 2, num_heads, spec.block_size)
+        self._scales = PoolTensor(spec, scale_blocks, self._shape_of_scales, torch.ones)
         self._layers: dict[int, _Layer] = {}
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
@@ -93,29 +98,34 @@ class CpuAttention(AttentionBackend):
             *table.shape,
             *prepared.constants,
         )
-        self._write(*arguments)
+        if layer.keeps_tokens:
+            self._write(*arguments)
         self._attend(*arguments)
         return out
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
             for pool in (self._keys, self._values, self._scales):
-                if pool.numel():
-                    pool[:, target] = pool[:, source]
+                if pool.memory.numel():
+                    pool.copy_block(source, target)
+
+    def _numbers_of(self, sizes: KVSizes) -> tuple[int, int]:
+        return sizes.num_heads, sizes.key_dim * self._spec.block_size
+
+    def _shape_of_scales(self, sizes: KVSizes) -> tuple[int, int, int]:
+        return 2, sizes.num_heads, self._spec.block_size
 
     def _prepared(self, layer: AttentionLayer) -> _Layer:
         prepared = self._layers.get(layer.index)
         if prepared is None or prepared.layer is not layer:
-            group, part = self._spec.places[layer.index]
-            tensors = (
-                self._keys[part],
-                self._values[part],
-                self._scales_of(layer, part),
-                _sinks_of(layer),
-            )
+            keys, scales = self._keys.of(layer.keeper), self._scales_of(layer)
+            tensors = keys, self._values.of(layer.keeper), scales, _sinks_of(layer)
             constants = (
                 self._num_blocks,
+                keys.stride(0),
+                scales.stride(0),
                 int(self._spec.scales is KVScales.TOKEN_HEAD),
+                layer.num_heads + 2 * layer.num_kv_heads * layer.keeps_tokens,
                 layer.num_heads,
                 layer.num_kv_heads,
                 layer.head_dim,
@@ -126,17 +136,21 @@ class CpuAttention(AttentionBackend):
                 int(reads_bfloat16(layer.reader)),
             )
             addresses = tuple(tensor.data_ptr() for tensor in tensors)
+            group = self._places[layer.keeper].group
             prepared = _Layer(layer, group, tensors, addresses, constants)
             self._layers[layer.index] = prepared
         return prepared
 
-    def _scales_of(self, layer: AttentionLayer, part: int) -> Tensor:
-        """Return the scales that the kernels read: the layer's part of the pool, or static ones."""
+    def _scales_of(self, layer: AttentionLayer) -> Tensor:
+        """Return the scales that the kernels read: the layer's part of the pool, or static ones.
+
+        They are [blocks, 2, kv_heads, block_size]; static ones are those of one block.
+        """
         if self._spec.scales is not KVScales.STATIC:
-            return self._scales[part]
+            return self._scales.of(layer.keeper)
         assert layer.k_scale is not None and layer.v_scale is not None
         scales = torch.stack((layer.k_scale, layer.v_scale))
-        return scales.unsqueeze(-1).expand(-1, -1, self._spec.block_size).contiguous()
+        return scales.view(1, 2, -1, 1).expand(-1, -1, -1, self._spec.block_size).contiguous()
 
 
 def _sinks_of(layer: AttentionLayer) -> Tensor:

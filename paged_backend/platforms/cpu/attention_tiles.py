@@ -32,7 +32,7 @@ from paged_backend.platforms.cpu.threads import (
 CHUNK = 256
 """Keys between two updates of the running softmax, if a block is not larger."""
 
-_NUM_ARGUMENTS = 26
+_NUM_ARGUMENTS = 29
 _ONE = np.float32(1.0)
 _TWO_LOG2E = np.float32(2 * math.log2(math.e))
 
@@ -40,15 +40,16 @@ _TWO_LOG2E = np.float32(2 * math.log2(math.e))
 class Step(NamedTuple):
     """The arguments of a kernel as arrays."""
 
-    qkv: Any  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+    qkv: Any  # [num_tokens, num_heads + 2 * num_kv_heads or num_heads, head_dim]
     cos_sin_cache: Any  # [max_positions, head_dim]
     starts: Any  # [num_seqs + 1]
     seq_lens: Any  # [num_seqs]
     table: Any  # [num_seqs, table_width]
     slots: Any  # [num_tokens]
-    keys: Any  # [num_blocks, num_kv_heads, head_dim * block_size]
+    keys: Any  # [num_blocks, numbers], which begin with [num_kv_heads, head_dim * block_size]
     values: Any  # the same
-    scales: Any  # [num_blocks or 1, 2, num_kv_heads, block_size], of the keys, then of the values
+    scales: Any  # [num_blocks or 1, numbers], which begin with [2, num_kv_heads, block_size]
+    kv_heads: Any
     own_scales: Any  # 1 if each block has scales, else 0
     sinks: Any  # [num_heads]
     out: Any  # [num_tokens, num_heads, head_dim], float32 or bf16
@@ -92,7 +93,10 @@ def unpack(arguments: Any, number: Any) -> Step:
         num_seqs,
         table_width,
         num_blocks,
+        block_numbers,
+        block_scales,
         own_scales,
+        row_heads,
         heads,
         kv_heads,
         head_dim,
@@ -104,15 +108,16 @@ def unpack(arguments: Any, number: Any) -> Step:
     ) = numba.carray(arguments, _NUM_ARGUMENTS)
     num_scales = num_blocks if own_scales else 1
     return Step(
-        floats(qkv, (num_tokens, heads + 2 * kv_heads, head_dim)),
+        floats(qkv, (num_tokens, row_heads, head_dim)),
         floats(cos_sin_cache, (max_positions, head_dim)),
         ints(starts, (num_seqs + 1,)),
         ints(seq_lens, (num_seqs,)),
         ints(table, (num_seqs, table_width)),
         longs(slots, (num_tokens,)),
-        array_at(keys, (num_blocks, kv_heads, head_dim * block_size), number),
-        array_at(values, (num_blocks, kv_heads, head_dim * block_size), number),
-        floats(scales, (num_scales, 2, kv_heads, block_size)),
+        array_at(keys, (num_blocks, block_numbers), number),
+        array_at(values, (num_blocks, block_numbers), number),
+        floats(scales, (num_scales, block_scales)),
+        kv_heads,
         own_scales,
         floats(sinks, (heads,)),
         floats(out, (num_tokens, heads, head_dim)),
@@ -136,18 +141,19 @@ def make_write(stored: StoredNumbers) -> Any:
         block, kind, head, offset = place
         if not has_scales:
             return _ONE
+        index = (kind * step.kv_heads + head) * step.block_size + offset
         if step.own_scales == 0:
-            return step.scales[0, kind, head, offset]
+            return step.scales[0, index]
         highest = np.float32(0.0)
         for i in range(len(numbers)):
             highest = maximum(highest, abs(numbers[i]))
         scale = quotient(highest, largest) if highest > 0 else _ONE
-        step.scales[block, kind, head, offset] = scale
+        step.scales[block, index] = scale
         return scale
 
     @inlined
     def write_token(step: Step, key: Any, token: int, position: int, slot: int) -> None:
-        kv_heads, head_dim, block_size = step.keys.shape[1], step.out.shape[2], step.block_size
+        kv_heads, head_dim, block_size = step.kv_heads, step.out.shape[2], step.block_size
         block, offset = slot // block_size, slot % block_size
         half = head_dim // 2
         for head in range(kv_heads):
@@ -158,7 +164,8 @@ def make_write(stored: StoredNumbers) -> Any:
                 key[i] = x * cos - y * sin
                 key[half + i] = y * cos + x * sin
             scale = scale_of(step, key, (block, 0, head, offset))
-            keys, values = step.keys[block, head], step.values[block, head]
+            start = head * head_dim * block_size
+            keys, values = step.keys[block, start:], step.values[block, start:]
             for i in range(head_dim):
                 keys[key_place(i, offset, head_dim, block_size)] = convert(key[i], scale)
             value = step.qkv[token, step.out.shape[1] + kv_heads + head]
@@ -292,7 +299,7 @@ def make_attend(stored: StoredNumbers, products: Products) -> Any:
     @inlined
     def attend(arguments: Any) -> None:
         step = unpack(arguments, number)
-        kv_heads, head_dim = step.keys.shape[1], step.out.shape[2]
+        kv_heads, head_dim = step.kv_heads, step.out.shape[2]
         group = step.out.shape[1] // kv_heads
         tile_queries = max(1, most_rows // group)
         rows = (max(most_rows, tile_queries * group) + 15) // 16 * 16

@@ -26,8 +26,9 @@ class CpuLatentAttention(AttentionBackend):
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int) -> None:
         self._places = spec.places
+        row_size = next(iter(spec.sizes.values())).key_dim
         self._write, self._attend = _kernels(spec.dtype)
-        shape = spec.group_size, num_blocks, spec.sizes.key_dim, spec.block_size
+        shape = spec.group_size, num_blocks, row_size, spec.block_size
         self._pool = zeros(shape, spec.dtype)
 
     def attend_latent(

@@ -79,7 +79,7 @@ class CpuPlatform(TorchPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
-        if not spec.sizes.value_dim:
+        if spec.is_latent:
             return CpuLatentAttention(spec, num_blocks)
         return CpuAttention(spec, num_blocks)
 
@@ -143,7 +143,7 @@ class BFloat16Platform(CpuPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
-        if not spec.sizes.value_dim:
+        if spec.is_latent:
             return CpuLatentAttention(spec, num_blocks)
         amx = self._amx and spec.dtype == torch.bfloat16 and amx_attention.fits(spec)
         return CpuAttention(spec, num_blocks, amx=amx)

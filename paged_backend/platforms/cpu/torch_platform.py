@@ -89,7 +89,7 @@ class TorchPlatform:
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
-        kind = TorchAttention if spec.sizes.value_dim else TorchLatentAttention
+        kind = TorchLatentAttention if spec.is_latent else TorchAttention
         return kind(spec, num_blocks, self.device)
 
     def kv_cache_bytes(

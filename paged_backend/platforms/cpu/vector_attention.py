@@ -39,7 +39,8 @@ def _make_products(stored: StoredNumbers) -> Products:
     ) -> None:
         """Multiply scores, or weights, by the scales of a block's keys, or values."""
         block, kind, head = place
-        scales = step.scales[block if step.own_scales else 0, kind, head]
+        first = (kind * step.kv_heads + head) * step.block_size
+        scales = step.scales[block if step.own_scales else 0, first:]
         for row in range(rows):
             scores = scratch.scores[row, offset:]
             for i in range(num_keys):
@@ -48,9 +49,9 @@ def _make_products(stored: StoredNumbers) -> Products:
     @device_variant(stored.name)
     def keys_of(step: Step, seq: int, head: int, position: int) -> Any:
         """Return the address of the keys of a head in the block that holds a position."""
-        _, kv_heads, numbers = step.keys.shape
-        block = step.table[seq, position // step.block_size] * kv_heads + head
-        return np.int64(step.keys.ctypes.data) + block * numbers * size
+        start = step.table[seq, position // step.block_size] * step.keys.shape[1]
+        start += head * step.out.shape[2] * step.block_size
+        return np.int64(step.keys.ctypes.data) + start * size
 
     @inlined
     def score(
@@ -97,8 +98,8 @@ def _make_products(stored: StoredNumbers) -> Products:
         num_keys: int,
     ) -> None:
         """Add the values of a chunk, weighted, to the sums, block by block."""
-        _, kv_heads, numbers = step.values.shape
-        block_size, head_dim = step.block_size, step.out.shape[2]
+        block_size, head_dim, stride = step.block_size, step.out.shape[2], step.values.shape[1]
+        first = np.int64(step.values.ctypes.data) + head * head_dim * block_size * size
         for offset in range(skipped, num_keys, block_size):
             block = step.table[seq, (base + offset) // block_size]
             here = min(block_size, num_keys - offset)
@@ -107,7 +108,7 @@ def _make_products(stored: StoredNumbers) -> Products:
             multiply(
                 *(rows, head_dim, np.int64(scratch.scores.ctypes.data) + offset * 4),
                 scratch.scores.shape[1],
-                np.int64(step.values.ctypes.data) + (block * kv_heads + head) * numbers * size,
+                first + block * stride * size,
                 *(head_dim * size // 4, LANES * size // 4),
                 *(np.int64(scratch.sums.ctypes.data), head_dim, here),
                 *(np.int64(scratch.sums.ctypes.data), head_dim),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,43 +19,71 @@ from torch import Tensor
 
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
+from paged_backend.models.kv_pool import PoolTensor
 from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.kv_cache_groups import KVSizes
 
 Pairs = list[tuple[int, int]]
+MAX_HEAD_DIM = 256
+"""The kernels read at most so many numbers of a head."""
+
+
+class PlanShape(NamedTuple):
+    """What the plan of a step's splits depends on, beside its lengths."""
+
+    window: int | None
+    kept: KVSizes
 
 
 class TritonAttention(AttentionBackend):
-    """Owns a pool [group_size, num_blocks, 2, num_kv_heads, block_size, head_dim] of K and V.
+    """Owns the pool of K and V, for each layer [blocks, 2, num_kv_heads, block_size, head_dim].
 
     The pool starts with zeros, because kernels may multiply unwritten values by a weight of 0. If
-    each token and head has a scale, these are in a separate pool, without the last dimension.
+    each token and head has a scale, these are in a separate pool, without the last dimension. See
+    `PoolTensor` for the layers in a pool.
+
+    Raises:
+        ConfigError: the kernels cannot read heads of this size.
     """
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer) -> None:
         self._transfer = transfer
         self._has_static_scales = spec.scales is KVScales.STATIC
         self._places = spec.places
-        num_heads, head_dim, _ = spec.sizes
-        heads = (spec.group_size, num_blocks, 2, num_heads, spec.block_size)
-        self._pool = torch.zeros(*heads, head_dim, dtype=spec.dtype, device=transfer.device)
-        self._scales: Tensor | None = None
+
+        def heads(sizes: KVSizes) -> tuple[int, int, int]:
+            return 2, sizes.num_heads, spec.block_size
+
+        def numbers(sizes: KVSizes) -> tuple[int, int, int, int]:
+            return *heads(sizes), sizes.key_dim
+
+        for sizes in set(spec.sizes.values()):
+            if sizes.key_dim > MAX_HEAD_DIM:
+                raise ConfigError(
+                    f"head_dim must be at most {MAX_HEAD_DIM} for the kernels of a GPU, got "
+                    f"{sizes.key_dim}"
+                )
+        zeros = partial(torch.zeros, device=transfer.device)
+        self._pool = PoolTensor(spec, num_blocks, numbers, partial(zeros, dtype=spec.dtype))
+        self._scales: PoolTensor | None = None
         if spec.scales is KVScales.TOKEN_HEAD:
-            self._scales = torch.zeros(heads, dtype=torch.float32, device=transfer.device)
+            self._scales = PoolTensor(spec, num_blocks, heads, zeros)
         self._meta: AttentionMetadata | None = None
-        # Of that step, by window, and by group if the plan depends on its block table.
-        self._plans: dict[tuple[int | None, int | None], SplitPlan | CascadePlan] = {}
-        self._prompt_plans: dict[int | None, SplitPlan | None] = {}  # by window
+        # Of that step, by shape, and by group if the plan depends on its block table.
+        self._plans: dict[tuple[PlanShape, int | None], SplitPlan | CascadePlan] = {}
+        self._prompt_plans: dict[PlanShape, SplitPlan | None] = {}
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
-        group, part = self._places[layer.index]
-        cache, qk_norm = self._pool[part], layer.qk_norm
-        scales = self._scales_of(layer, part)
+        group, shape = self._places[layer.keeper].group, PlanShape(layer.window, layer.kept)
+        cache, qk_norm = self._pool.of(layer.keeper), layer.qk_norm
+        scales = self._scales_of(layer)
         fused_qk_norm_rope_cache(
             qkv,
             meta.positions,
             layer.cos_sin_cache,
             cache,
-            meta.slot_mappings[group],
+            meta.slot_mappings[group] if layer.keeps_tokens else None,
             num_heads=layer.num_heads,
             q_norm=None if qk_norm is None else qk_norm.query,
             k_norm=None if qk_norm is None else qk_norm.key,
@@ -72,27 +102,27 @@ class TritonAttention(AttentionBackend):
             meta.query_start_loc,
             params,
             num_decodes=meta.num_decodes,
-            plan=self._plan(q, cache, meta, group, layer.window),
-            prompt_plan=self._prompt_plan(q, cache, meta, layer.window),
+            plan=self._plan(q, cache, meta, group, shape),
+            prompt_plan=self._prompt_plan(q, cache, meta, shape),
         )
         return attended.flatten(1)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        pools = [self._pool] if self._scales is None else [self._pool, self._scales]
+        pools = [pool.memory for pool in (self._pool, self._scales) if pool is not None]
         copy_pool_blocks(pools, pairs, self._transfer)
 
-    def _scales_of(self, layer: AttentionLayer, part: int) -> dict[str, Tensor | None]:
+    def _scales_of(self, layer: AttentionLayer) -> dict[str, Tensor | None]:
         """Return the scales of a layer's cache by the kernels' names for them."""
         if self._scales is not None:
-            return {"kv_scales": self._scales[part]}
+            return {"kv_scales": self._scales.of(layer.keeper)}
         if self._has_static_scales:
             return {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
         return {}
 
     def _plan(
-        self, q: Tensor, cache: Tensor, meta: AttentionMetadata, group: int, window: int | None
+        self, q: Tensor, cache: Tensor, meta: AttentionMetadata, group: int, shape: PlanShape
     ) -> SplitPlan | CascadePlan | None:
-        """Return the plan of the decodes; layers with the same window share it.
+        """Return the plan of the decodes; layers of the same shape share it.
 
         A plan with shared blocks depends on the block table, so that there is one for each group.
         """
@@ -100,30 +130,30 @@ class TritonAttention(AttentionBackend):
             return None
         self._follow(meta)
         # With a window, the shared blocks may be out of sight.
-        num_shared = meta.num_shared_blocks if window is None else 0
-        key = window, group if num_shared else None
+        num_shared = meta.num_shared_blocks if shape.window is None else 0
+        key = shape, group if num_shared else None
         if key not in self._plans:
             q, lengths = q[: meta.num_decodes], meta.seq_lens[: meta.num_decodes]
             table = meta.block_tables[group][: meta.num_decodes]
             self._plans[key] = (
                 plan_cascade(q, cache, table, lengths, num_shared_blocks=num_shared)
                 if num_shared
-                else plan_decode(q, cache, lengths, window=window)
+                else plan_decode(q, cache, lengths, window=shape.window)
             )
         return self._plans[key]
 
     def _prompt_plan(
-        self, q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
+        self, q: Tensor, cache: Tensor, meta: AttentionMetadata, shape: PlanShape
     ) -> SplitPlan | None:
-        """Return the plan of the prompts; layers with the same window share it."""
+        """Return the plan of the prompts; layers of the same shape share it."""
         if meta.num_decodes == len(meta.seq_lens):
             return None
         self._follow(meta)
-        if window not in self._prompt_plans:
+        if shape not in self._prompt_plans:
             prompts, first_seq = (meta.seq_lens, meta.query_start_loc), meta.num_decodes
-            plan = plan_prefill(q, cache, *prompts, first_seq=first_seq, window=window)
-            self._prompt_plans[window] = plan
-        return self._prompt_plans[window]
+            plan = plan_prefill(q, cache, *prompts, first_seq=first_seq, window=shape.window)
+            self._prompt_plans[shape] = plan
+        return self._prompt_plans[shape]
 
     def _follow(self, meta: AttentionMetadata) -> None:
         """Forget the plans of the step before."""

@@ -24,7 +24,8 @@ class TritonLatentAttention(AttentionBackend):
     def __init__(self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer) -> None:
         self._transfer = transfer
         self._places = spec.places
-        shape = spec.group_size, num_blocks, spec.block_size, spec.sizes.key_dim
+        row_size = next(iter(spec.sizes.values())).key_dim
+        shape = spec.group_size, num_blocks, spec.block_size, row_size
         self._pool = torch.zeros(shape, dtype=spec.dtype, device=transfer.device)
         self._meta: AttentionMetadata | None = None
         self._plan: LatentPlan | None = None

@@ -99,7 +99,7 @@ class GpuPlatform:
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
-        kind = TritonAttention if spec.sizes.value_dim else TritonLatentAttention
+        kind = TritonLatentAttention if spec.is_latent else TritonAttention
         return kind(spec, num_blocks, self._transfer)
 
     def kv_cache_bytes(

@@ -16,32 +16,29 @@ from paged_backend.platforms.portable.plans import Call, Plans, rotate
 
 
 class TorchAttention(AttentionBackend):
-    """Owns the keys and the values, each [group_size, num_slots, num_kv_heads, head_dim].
-
-    A slot holds one token; its number is block * block_size + offset.
-    """
+    """Owns the keys and the values of all layers, see `TorchKVPool`."""
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
         self._places = spec.places
-        self._keys = TorchKVPool(spec, spec.sizes.key_dim, num_blocks, device)
-        self._values = TorchKVPool(spec, spec.sizes.value_dim, num_blocks, device)
+        self._keys = TorchKVPool(spec, lambda sizes: sizes.key_dim, num_blocks, device)
+        self._values = TorchKVPool(spec, lambda sizes: sizes.value_dim, num_blocks, device)
         self._plans = Plans(spec.block_size)
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
-        group, part = self._places[layer.index]
-        plan = self._plans.of(meta, group, layer.window)
+        plan = self._plans.of(meta, self._places[layer.keeper].group, layer.window)
         if layer.qk_norm is not None:
             norm_heads(qkv, layer.qk_norm.heads, layer.qk_norm.eps)
-        num_heads, num_kv_heads = layer.num_heads, layer.num_kv_heads
+        num_heads, angles = layer.num_heads, layer.cos_sin_cache[meta.positions]
         heads = qkv.view(len(qkv), -1, layer.head_dim)
-        q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-        angles = layer.cos_sin_cache[meta.positions]
-        self._keys.write(part, plan.slots, rotate(k, angles)[plan.written], layer.k_scale)
-        self._values.write(part, plan.slots, v[plan.written], layer.v_scale)
-        q = rotate(q, angles)
+        q = rotate(heads[:, :num_heads], angles)
+        if layer.keeps_tokens:
+            k, v = heads[:, num_heads:].chunk(2, dim=1)
+            keys = rotate(k, angles)[plan.written]
+            self._keys.write(layer.index, plan.slots, keys, layer.k_scale)
+            self._values.write(layer.index, plan.slots, v[plan.written], layer.v_scale)
         out = torch.empty_like(q)
         for call in plan.calls:
-            out[call.rows] = self._attend(layer, part, q[call.rows], call)
+            out[call.rows] = self._attend(layer, q[call.rows], call)
         return out.flatten(1)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -49,13 +46,13 @@ class TorchAttention(AttentionBackend):
             self._keys.copy_block(source, target)
             self._values.copy_block(source, target)
 
-    def _attend(self, layer: AttentionLayer, part: int, q: Tensor, call: Call) -> Tensor:
+    def _attend(self, layer: AttentionLayer, q: Tensor, call: Call) -> Tensor:
         distance = call.positions.unsqueeze(-1) - call.key_positions.unsqueeze(1)
         visible = distance >= 0
         if layer.window is not None:
             visible &= distance < layer.window
-        keys = self._keys.read(part, call.slots, layer.k_scale).to(q.dtype)
-        values = self._values.read(part, call.slots, layer.v_scale).to(q.dtype)
+        keys = self._keys.read(layer.keeper, call.slots, layer.k_scale).to(q.dtype)
+        values = self._values.read(layer.keeper, call.slots, layer.v_scale).to(q.dtype)
         if layer.softcap is not None or layer.sinks is not None:
             return _attend_with_options(layer, q, keys, values, visible)
         attended = scaled_dot_product_attention(

@@ -2,66 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
+from paged_backend.models.kv_pool import PoolTensor
+from paged_backend.values.kv_cache_groups import KVSizes
 
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 class TorchKVPool:
-    """Numbers [group_size, num_slots, num_kv_heads, head_dim], and their scales if they have any.
+    """Numbers [num_blocks, block_size, num_kv_heads, size] of each layer, and any scales of them.
 
     A slot holds one token; its number is block * block_size + offset.
+
+    Args:
+        spec: the layers, and the format.
+        size_of: the size of a head's numbers in a layer.
+        num_blocks: the number of blocks.
+        device: where the pool is.
     """
 
     def __init__(
-        self, spec: KVCacheSpec, head_dim: int, num_blocks: int, device: torch.device
+        self,
+        spec: KVCacheSpec,
+        size_of: Callable[[KVSizes], int],
+        num_blocks: int,
+        device: torch.device,
     ) -> None:
-        self._spec = spec
-        shape = spec.group_size, num_blocks * spec.block_size, spec.sizes.num_heads
-        self._numbers = torch.zeros(*shape, head_dim, dtype=spec.dtype, device=device)
-        has_scales = spec.scales is KVScales.TOKEN_HEAD
-        self._scales = torch.ones(shape, device=device) if has_scales else None
+        def heads(sizes: KVSizes) -> tuple[int, int]:
+            return spec.block_size, sizes.num_heads
 
-    def write(self, part: int, slots: Tensor, x: Tensor, static_scale: Tensor | None) -> None:
-        """Store `x` [tokens, num_kv_heads, head_dim] in slots [tokens] int64.
+        def numbers(sizes: KVSizes) -> tuple[int, int, int]:
+            return *heads(sizes), size_of(sizes)
+
+        zeros = partial(torch.zeros, dtype=spec.dtype, device=device)
+        self._spec = spec
+        self._numbers = PoolTensor(spec, num_blocks, numbers, zeros)
+        self._scales: PoolTensor | None = None
+        if spec.scales is KVScales.TOKEN_HEAD:
+            self._scales = PoolTensor(spec, num_blocks, heads, partial(torch.ones, device=device))
+
+    def write(self, layer: int, slots: Tensor, x: Tensor, static_scale: Tensor | None) -> None:
+        """Store `x` [tokens, num_kv_heads, size] in slots [tokens] int64.
 
         Args:
-            part: the part of the pool, one of a layer of each group.
+            layer: number of the layer that keeps them.
             slots: where to.
             x: the keys or values.
             static_scale: [num_kv_heads] float32; used if the format has static scales.
         """
+        place, numbers = self._place(slots), self._numbers.of(layer)
         if self._spec.scales is KVScales.NONE:
-            self._numbers[part, slots] = x.to(self._spec.dtype)
+            numbers[place] = x.to(self._spec.dtype)
             return
         scale = static_scale
         if self._scales is not None:
             scale = token_head_scales(x, self._spec.dtype)
-            self._scales[part, slots] = scale
+            self._scales.of(layer)[place] = scale
         assert scale is not None, "the format has static scales, which the layer lacks"
         # torch has no indexed assignment for float8, so its bytes are stored instead.
         stored = quantize(x, scale, self._spec.dtype).view(torch.uint8)
-        self._numbers.view(torch.uint8)[part, slots] = stored
+        numbers.view(torch.uint8)[place] = stored
 
-    def read(self, part: int, slots: Tensor, static_scale: Tensor | None) -> Tensor:
-        """Return what is stored in `slots` [...]: [..., num_kv_heads, head_dim]."""
+    def read(self, layer: int, slots: Tensor, static_scale: Tensor | None) -> Tensor:
+        """Return what is stored in `slots` [...]: [..., num_kv_heads, size]."""
+        place, stored = self._place(slots), self._numbers.of(layer)
         if self._spec.scales is KVScales.NONE:
-            return self._numbers[part, slots]
-        numbers = self._numbers.view(torch.uint8)[part, slots].view(self._spec.dtype).float()
-        scale = static_scale if self._scales is None else self._scales[part, slots]
+            return stored[place]
+        numbers = stored.view(torch.uint8)[place].view(self._spec.dtype).float()
+        scale = static_scale if self._scales is None else self._scales.of(layer)[place]
         assert scale is not None, "the format has static scales, which the layer lacks"
         return numbers * scale.unsqueeze(-1)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy a block over another one, in all parts."""
-        size = self._spec.block_size
-        old, new = (slice(block * size, (block + 1) * size) for block in (source, target))
-        self._numbers[:, new] = self._numbers[:, old]
+        """Copy a block over another one, in all layers."""
+        self._numbers.copy_block(source, target)
         if self._scales is not None:
-            self._scales[:, new] = self._scales[:, old]
+            self._scales.copy_block(source, target)
+
+    def _place(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the block and the place in it of each slot."""
+        return slots // self._spec.block_size, slots % self._spec.block_size
 
 
 def token_head_scales(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,35 +14,34 @@ from paged_backend.platforms.portable.plans import Call, Plans, rotate
 
 
 class TorchLatentAttention(AttentionBackend):
-    """Owns the rows of all tokens, [group_size, num_slots, 1, row_size]."""
+    """Owns the rows of all tokens as heads with one vector, see `TorchKVPool`."""
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
         self._places = spec.places
-        self._rows = TorchKVPool(spec, spec.sizes.key_dim, num_blocks, device)
+        self._rows = TorchKVPool(spec, lambda sizes: sizes.key_dim, num_blocks, device)
         self._plans = Plans(spec.block_size)
 
     def attend_latent(
         self, layer: LatentLayer, q: Tensor, rows: Tensor, meta: AttentionMetadata
     ) -> Tensor:
-        group, part = self._places[layer.index]
-        plan = self._plans.of(meta, group, None)
+        plan = self._plans.of(meta, self._places[layer.index].group, None)
         angles, rank = layer.cos_sin_cache[meta.positions], layer.rank
         rows = rows.unsqueeze(1)
         rows[..., rank:] = rotate(rows[..., rank:], angles)
         q[..., rank:] = rotate(q[..., rank:], angles)
-        self._rows.write(part, plan.slots, rows[plan.written], None)
+        self._rows.write(layer.index, plan.slots, rows[plan.written], None)
         out = q.new_empty(*q.shape[:2], rank)
         for call in plan.calls:
-            out[call.rows] = self._attend(layer, part, q[call.rows], call).to(q.dtype)
+            out[call.rows] = self._attend(layer, q[call.rows], call).to(q.dtype)
         return out
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
             self._rows.copy_block(source, target)
 
-    def _attend(self, layer: LatentLayer, part: int, q: Tensor, call: Call) -> Tensor:
+    def _attend(self, layer: LatentLayer, q: Tensor, call: Call) -> Tensor:
         """Return the sums [seqs, queries, num_heads, rank] float32 for `q` of one call."""
-        rows = self._rows.read(part, call.slots, None).squeeze(2).float()
+        rows = self._rows.read(layer.index, call.slots, None).squeeze(2).float()
         scores = torch.einsum("sqhd,skd->sqhk", q.float(), rows) * layer.scale
         visible = call.positions.unsqueeze(-1) >= call.key_positions.unsqueeze(1)
         weights = scores.masked_fill(~visible.unsqueeze(2), -torch.inf).softmax(dim=-1)

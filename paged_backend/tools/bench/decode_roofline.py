@@ -38,29 +38,35 @@ class DecodeRoofline:
         kv_bytes_per_token: int | None = None,
     ) -> None:
         # A lookup reads only a few rows of an embedding; a tied output layer reads it whole.
-        looked_up = None if config.tied_embeddings else Role.EMBEDDING
+        looked_up = {Role.LAYER_EMBEDDING}
+        if not config.tied_embeddings:
+            looked_up.add(Role.EMBEDDING)
         weights = tensors_of(config).values()
-        skipped = sum(spec.num_elements for spec in weights if spec.role is looked_up)
+        skipped = sum(spec.num_elements for spec in weights if spec.role in looked_up)
         self._num_read = sum(spec.num_elements for spec in weights) - skipped
         self._num_experts = sum(spec.num_elements for spec in weights if spec.role is Role.EXPERT)
         if held_bytes is None:
             self.weight_bytes = self._num_read * dtype.itemsize
         else:  # embeddings that are looked up are not quantized
             self.weight_bytes = held_bytes - skipped * dtype.itemsize
+        kept = sum(config.kept_of(layer).numbers for layer in config.keeping_layers)
         if kv_bytes_per_token is None:
-            kv_bytes_per_token = config.kept.numbers * config.num_layers * dtype.itemsize
+            kv_bytes_per_token = kept * dtype.itemsize
         self.kv_bytes_per_token = kv_bytes_per_token
         self.bytes_per_s = bytes_per_s
         self.flops_per_s = flops_per_s
         self._moe = config.moe
-        self._windows = config.attention_windows
+        # The share of a token's bytes that each layer with attention reads, and its window.
+        self._layers = [
+            (config.kept_of(layer).numbers / kept, config.windows[layer])
+            for layer in config.attention_layers
+        ]
 
     def step_seconds(self, batch_size: int, kv_tokens: int) -> float:
         """The minimum time with `kv_tokens` tokens in total; a layer reads at most its window."""
         length = kv_tokens / batch_size
-        read = sum(min(length, window or length) for window in self._windows)
-        layer_bytes = self.kv_bytes_per_token / len(self._windows)
-        attention = batch_size * read * layer_bytes / self.bytes_per_s
+        read = sum(share * min(length, window or length) for share, window in self._layers)
+        attention = batch_size * read * self.kv_bytes_per_token / self.bytes_per_s
         reading = self.weight_bytes * self._share_used(batch_size) / self.bytes_per_s
         flops = 2 * batch_size * self._num_read * self._share_used(1)
         return max(reading, flops / self.flops_per_s) + attention

@@ -156,6 +156,7 @@ class OfflineBench:
         measurements = plan.round(0)
         # Twice the need in float32: peers round up to blocks, and some keep old prefixes.
         kv_tokens = 2 * max(plan.max_model_len, *(sum(m.lengths) for m in measurements))
+        numbers = sum(shape.kept_of(layer).numbers for layer in range(shape.num_layers))
         return PeerSettings(
             folder=str(self._folder),
             load_format=self._config.load_format,
@@ -165,7 +166,7 @@ class OfflineBench:
             max_model_len=plan.max_model_len,
             max_seqs=max(m.at_once for m in measurements),
             longest=max(m.lengths[-1] for m in measurements),
-            kv_bytes=kv_tokens * 4 * shape.num_layers * shape.kept.numbers,
+            kv_bytes=kv_tokens * 4 * numbers,
         )
 
 

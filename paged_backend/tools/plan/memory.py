@@ -17,8 +17,6 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
-    group_layers,
-    group_layers_of_stage,
     num_state_slots,
 )
 from paged_backend.values.options.scheduling import StepLimits
@@ -70,11 +68,10 @@ class MemoryPlanner:
         usable = int(self.gpu.memory_bytes * self.gpu_memory_utilization)
         pool = max(0, usable - CONTEXT_BYTES - weights - step)
         sizes = KvSizes.of(self.shape, self.kv, group.tensor)
-        windows = self.shape.attention_windows
-        groups = group_layers(windows, self.max_model_len)
+        groups = sizes.groups(self.max_model_len)
         blocks, left = math.inf, pool
         for stage, states in self._bytes_of_states(group, pool):
-            block_bytes = sizes.block_bytes(self._groups_of_stage(stage), self.block_size)
+            block_bytes = sizes.block_bytes(self._groups_of_stage(sizes, stage), self.block_size)
             blocks = min(blocks, max(0, (pool - states) // block_bytes - _NULL_BLOCKS))
             left = min(left, pool - states)
         layout = KVCacheLayout(
@@ -95,13 +92,14 @@ class MemoryPlanner:
                 return memory
         return None
 
-    def _groups_of_stage(self, stage: Stage) -> tuple[KVCacheGroup, ...]:
-        """The groups with the places of layers among those that have attention."""
-        numbers = self.shape.attention_layers
+    def _groups_of_stage(self, sizes: KvSizes, stage: Stage) -> tuple[KVCacheGroup, ...]:
+        """The groups with the places of layers among those that keep something for tokens."""
+        if len(stage.layers) == stage.num_layers:
+            return sizes.groups(self.max_model_len)
+        numbers = self.shape.keeping_layers
         first = sum(number < stage.layers.start for number in numbers)
         count = sum(number in stage.layers for number in numbers)
-        places = range(first, first + count)
-        return group_layers_of_stage(self.shape.attention_windows, self.max_model_len, places)
+        return sizes.groups(self.max_model_len, range(first, first + count))
 
     def _bytes_of_states(self, group: Group, pool: int) -> Iterator[tuple[Stage, int]]:
         """Yield each stage, with the bytes of its slots for states of sequences on each GPU.
@@ -143,7 +141,8 @@ class MemoryPlanner:
         """
         shape = self.shape
         attention = sum(_step_numbers(shape))
-        numbers = 2 * shape.hidden_size + attention + 3 * shape.intermediate_size
+        inner = max(shape.sizes_of(layer).intermediate_size for layer in range(shape.num_layers))
+        numbers = 2 * shape.hidden_size + attention + 3 * inner
         tokens = self.limits.max_num_batched_tokens * numbers * self.weights.rest_bits // 8
         return 2 * (tokens + self.limits.max_num_seqs * shape.vocab_size * 4 * 2)
 
@@ -152,8 +151,8 @@ def _step_numbers(shape: ModelShape) -> tuple[int, int]:
     """The numbers of a token's attention output, and of its queries, keys and values."""
     latent = shape.variant.latent
     if latent is None:
-        query = shape.num_heads * shape.head_dim
-        return query, query + 2 * shape.num_kv_heads * shape.head_dim
+        sections = map(shape.attention_sections, shape.attention_layers)
+        return max((query, query + 2 * key) for query, key, _ in sections)
     # The results for the latent vectors and for values; queries before and after the absorption.
     results = shape.num_heads * (latent.rank + latent.value_dim)
     queries = shape.num_heads * (latent.query_dim + latent.row_size)
@@ -162,11 +161,12 @@ def _step_numbers(shape: ModelShape) -> tuple[int, int]:
 
 def group_sizes(shape: ModelShape) -> Iterator[int]:
     """The numbers of GPUs that can share the heads, and states, evenly, in ascending order."""
+    layers = range(shape.num_layers)
+    heads = {shape.num_kv_heads, *(shape.sizes_of(layer).num_kv_heads for layer in layers)}
     for number in range(1, MAX_GPUS + 1):
-        kv_heads = shape.num_kv_heads
-        if shape.num_heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0):
-            if _divides_states(shape, number):
-                yield number
+        divides = all(count % number == 0 or number % count == 0 for count in heads)
+        if shape.num_heads % number == 0 and divides and _divides_states(shape, number):
+            yield number
 
 
 def _divides_states(shape: ModelShape, number: int) -> bool:

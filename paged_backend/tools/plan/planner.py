@@ -23,7 +23,6 @@ from paged_backend.tools.plan.prices import cost_per_million
 from paged_backend.tools.plan.roofline import Roofline, StepRoofline
 from paged_backend.tools.plan.sizes import KvSizes, Parameters, count_parameters
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.kv_cache_groups import group_layers
 from paged_backend.values.options.scheduling import GPU_LIMITS, StepLimits
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -256,9 +255,7 @@ class Planner:
             kv_bytes_per_token=kv.bytes_per_token,
             kv_bytes_of_context=kv.bytes_per_token * context,
             kv_bytes_seen=round(kv.bytes_seen(context)),
-            kv_block_bytes=kv.block_bytes(
-                group_layers(self._shape.attention_windows, context), self._engine.block_size
-            ),
+            kv_block_bytes=kv.block_bytes(kv.groups(context), self._engine.block_size),
         )
 
     def _memory(self, gpu: Gpu) -> Memory | str:
@@ -370,6 +367,9 @@ def _attention(shape: ModelShape) -> str:
         kind = "MHA"
     else:
         kind = "MQA" if shape.num_kv_heads == 1 else "GQA"
+    sharing = len(shape.attention_layers) - len(shape.keeping_layers)
+    if sharing:
+        kind += f", keys and values of other layers in {sharing} of {shape.num_layers} layers"
     with_states = shape.num_layers - len(shape.attention_windows)
     if with_states:
         kind += f", a state per sequence in {with_states} of {shape.num_layers} layers"

@@ -12,7 +12,12 @@ from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.stages import Stage
 from paged_backend.checkpoint.tensors import Role
 from paged_backend.tools.plan.number_types import KvType, WeightType
-from paged_backend.values.kv_cache_groups import KVCacheGroup
+from paged_backend.values.kv_cache_groups import (
+    KVCacheGroup,
+    KVSizes,
+    group_layers,
+    group_layers_of_stage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,7 @@ class Parameters:
     """Parameter counts of a checkpoint, by their use."""
 
     embedding: int  # looked up; also the output layer if the two are tied
+    layer_embedding: int  # looked up only
     linear: int  # weights of the linear layers in all decoder layers
     head: int  # weights of a separate output layer; 0 if it is tied
     rest: int  # norms, biases and routers
@@ -28,12 +34,14 @@ class Parameters:
     @property
     def total(self) -> int:
         """The total number of parameters."""
-        return self.embedding + self.linear + self.experts + self.head + self.rest
+        looked_up = self.embedding + self.layer_embedding
+        return looked_up + self.linear + self.experts + self.head + self.rest
 
     def bytes(self, weights: WeightType) -> int:
         """The bytes of the whole checkpoint in memory."""
         # A GPU dequantizes experts.
-        rest_bits = (self.embedding + self.rest + self.experts) * weights.rest_bits
+        rest = self.embedding + self.layer_embedding + self.rest + self.experts
+        rest_bits = rest * weights.rest_bits
         head_bits = self.head * (weights.head_bits or weights.rest_bits)
         return round((self.linear * weights.bits + head_bits + rest_bits) / 8)
 
@@ -48,7 +56,7 @@ class Parameters:
 
         Of an untied embedding, only a few rows are read.
         """
-        unread = self.embedding if self.head else 0
+        unread = self.layer_embedding + (self.embedding if self.head else 0)
         unread_bits = unread * weights.rest_bits
         unread_bits += round(self.experts * (1 - share_of_experts) * weights.rest_bits)
         return self.bytes(weights) - unread_bits // 8
@@ -59,9 +67,9 @@ def count_parameters(shape: ModelShape) -> Parameters:
     count: Counter[Role] = Counter()
     for spec in tensors_of(shape).values():
         count[spec.role] += spec.num_elements
-    roles = Role.EMBEDDING, Role.LINEAR, Role.HEAD, Role.EXPERT
-    embedding, linear, head, experts = (count.pop(role, 0) for role in roles)
-    return Parameters(embedding, linear, head, count.total(), experts)
+    roles = Role.EMBEDDING, Role.LAYER_EMBEDDING, Role.LINEAR, Role.HEAD, Role.EXPERT
+    embedding, table, linear, head, experts = (count.pop(role, 0) for role in roles)
+    return Parameters(embedding, table, linear, head, count.total(), experts)
 
 
 def share_of_experts(shape: ModelShape, num_tokens: float) -> float:
@@ -73,29 +81,51 @@ def share_of_experts(shape: ModelShape, num_tokens: float) -> float:
 class KvSizes:
     """Bytes of keys and values on each of the GPUs that share the heads."""
 
-    layer_bytes: int  # per token and layer
-    windows: tuple[int | None, ...]  # sliding window of each layer; None: no limit
+    layers: tuple[int, ...]  # per token in each layer that keeps something
+    windows: tuple[int | None, ...]  # sliding window of each of these layers; None: no limit
+    kept: tuple[KVSizes, ...]  # what each of these layers keeps in the whole model
+    read: tuple[tuple[int, int | None], ...]  # bytes and window of each layer with attention
 
     @classmethod
     def of(cls, shape: ModelShape, kv: KvType, num_gpus: int = 1) -> KvSizes:
         """Compute the sizes; with more GPUs than KV heads, several GPUs hold the same head."""
-        kept = shape.kept
-        kept = kept._replace(num_heads=max(1, kept.num_heads // num_gpus))
-        layer_bytes = (kept.numbers * kv.bits + kept.vectors * kv.scale_bits) // 8
-        return cls(layer_bytes, shape.attention_windows)
+
+        def layer_bytes(layer: int) -> int:
+            kept = shape.kept_of(layer)
+            kept = kept._replace(num_heads=max(1, kept.num_heads // num_gpus))
+            return (kept.numbers * kv.bits + kept.vectors * kv.scale_bits) // 8
+
+        keeping = shape.keeping_layers
+        return cls(
+            tuple(map(layer_bytes, keeping)),
+            tuple(shape.windows[layer] for layer in keeping),
+            tuple(map(shape.kept_of, keeping)),
+            tuple((layer_bytes(layer), shape.windows[layer]) for layer in shape.attention_layers),
+        )
 
     @property
     def bytes_per_token(self) -> int:
         """The bytes per token in all layers together."""
-        return self.layer_bytes * len(self.windows)
+        return sum(self.layers)
+
+    def groups(self, max_model_len: int, stage: range | None = None) -> tuple[KVCacheGroup, ...]:
+        """Return the groups of the layers that keep something.
+
+        Args:
+            max_model_len: tokens of the longest sequence.
+            stage: the places of the layers of one of several stages; None for all.
+        """
+        if stage is None:
+            return group_layers(self.windows, max_model_len, self.kept)
+        return group_layers_of_stage(self.windows, max_model_len, stage, self.kept)
 
     def block_bytes(self, groups: Sequence[KVCacheGroup], block_size: int) -> int:
-        """The bytes of a block of `block_size` tokens, in one layer of each place of a group."""
-        return self.layer_bytes * max(len(group.layers) for group in groups) * block_size
+        """The bytes of a block of `block_size` tokens in all layers of the largest group."""
+        return block_size * max(sum(self.layers[layer] for layer in each.layers) for each in groups)
 
     def bytes_seen(self, num_tokens: float) -> float:
         """The bytes that the last of `num_tokens` tokens attends to in each layer's window."""
-        return self.layer_bytes * _seen(self.windows, num_tokens)
+        return sum(size * min(num_tokens, window or num_tokens) for size, window in self.read)
 
 
 def state_bytes(
@@ -117,25 +147,26 @@ def state_bytes(
 
 def attention_flops(shape: ModelShape, num_tokens: float) -> float:
     """Attention FLOPs (all layers and heads) for the last of `num_tokens` tokens."""
-    return _flops_of_key(shape) * _seen(shape.attention_windows, num_tokens)
+    return sum(
+        _flops_of_key(shape, layer) * min(num_tokens, shape.windows[layer] or num_tokens)
+        for layer in shape.attention_layers
+    )
 
 
 def prompt_attention_flops(shape: ModelShape, num_tokens: int) -> float:
     """Attention FLOPs for a whole prompt; each token attends to itself and those before it."""
-    pairs = sum(_pairs(num_tokens, window or num_tokens) for window in shape.attention_windows)
-    return _flops_of_key(shape) * pairs
+    return sum(
+        _flops_of_key(shape, layer) * _pairs(num_tokens, shape.windows[layer] or num_tokens)
+        for layer in shape.attention_layers
+    )
 
 
-def _flops_of_key(shape: ModelShape) -> int:
-    """FLOPs with which all heads of a token attend to one key and its value."""
+def _flops_of_key(shape: ModelShape, layer: int) -> int:
+    """FLOPs with which all heads of a token attend to one key and its value in a layer."""
     latent = shape.variant.latent
     if latent is not None:
         return 2 * shape.num_heads * (latent.row_size + latent.rank)
-    return 4 * shape.num_heads * shape.head_dim
-
-
-def _seen(windows: tuple[int | None, ...], num_tokens: float) -> float:
-    return sum(min(num_tokens, window or num_tokens) for window in windows)
+    return 4 * shape.num_heads * shape.sizes_of(layer).head_dim
 
 
 def _pairs(num_tokens: int, window: int) -> int:

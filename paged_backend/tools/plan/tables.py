@@ -33,7 +33,10 @@ def print_plan(plan: Plan, console: Console) -> None:
 def _model(plan: Plan) -> Table:
     model, shape, known = plan.model, plan.model.shape, plan.assumptions
     table = Table("Model", model.config, title_justify="left")
-    kept = f"{shape.num_kv_heads} key-value heads of {shape.head_dim}"
+    sizes = dict.fromkeys(map(shape.kept_of, shape.attention_layers))
+    first, *others = [(each.num_heads, each.key_dim) for each in sizes]
+    kept = f"{first[0]} key-value heads of {first[1]}"
+    kept += "".join(f", or {count} of {size}" for count, size in others)
     if shape.variant.latent is not None:
         kept = f"a row of {shape.variant.latent.row_size} numbers for all of them"
     joined = " heads, " if shape.variant.latent is not None else " and "

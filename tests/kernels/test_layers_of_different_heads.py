@@ -1,0 +1,53 @@
+"""The Triton kernels on a pool of layers with different heads, beside torch's attention."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from mixed_layers import Steps
+from oracle import Oracle, make_engine, mixed_work, run, tokens_of
+
+from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec, KVScales
+from paged_backend.platforms.gpu.attention import TritonAttention
+from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.portable.attention import TorchAttention
+from paged_backend.platforms.select import gpu_of
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.kv_cache_groups import KVCacheGroup, KVSizes
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [KVCacheFormat(torch.float32), KVCacheFormat(torch.int8, KVScales.TOKEN_HEAD)],
+    ids=str,
+)
+def test_layers_compute_in_one_pool_what_torch_computes(device, stored):
+    torchs = partial(TorchAttention, device=device)
+    kernels = partial(TritonAttention, transfer=Transfer(device, gpu_of(device)))
+    together, wanted = Steps(device).together(kernels, stored), Steps(device).alone(torchs, stored)
+    torch.testing.assert_close(together, wanted, atol=2e-5, rtol=2e-5)
+
+
+def test_heads_that_the_kernels_cannot_read_are_refused(device):
+    group, sizes = KVCacheGroup(None, (0,)), {0: KVSizes(1, 512, 512)}
+    spec = KVCacheSpec((group,), sizes, 16, torch.float32)
+    with pytest.raises(ConfigError, match="head_dim must be at most 256 for .* a GPU, got 512"):
+        TritonAttention(spec, 2, Transfer(device, gpu_of(device)))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_gemma_4_gives_the_tokens_of_transformers(tmp_path):
+    oracle = Oracle("gemma4", tmp_path, intermediate_size=40)
+    engine = make_engine(
+        oracle.folder,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        kv_cache_memory_bytes=2**20,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+    )
+    assert isinstance(engine.executor.model_runner, GpuModelRunner)
+    work = [(prompt[:45], min(limit, 4)) for prompt, limit in mixed_work(4)]
+    oracle.confirm(work, tokens_of(run(engine, work)))

@@ -1,0 +1,63 @@
+"""Gemma 4, with layers of different heads that share keys and values: options of the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from lora_oracle import LoraOracle, lora_options, run_requests
+from oracle import make_engine, mixed_work, run, tokens_of
+from ranks_in_threads import load_first_rank
+from safetensors.torch import load_file, save_file
+
+from paged_backend.values.errors import ConfigError
+
+
+def test_adapters_give_the_tokens_of_merged_weights(tmp_path: Path) -> None:
+    oracle = LoraOracle("gemma4", tmp_path)
+    engine = make_engine(oracle.folder, **lora_options(oracle))
+    requests = oracle.requests(6, 40, 5)
+    oracle.confirm(requests, run_requests(engine, requests))
+
+
+@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize("stored", ["fp8", "int8_per_token_head", "static scales"])
+def test_tokens_from_8_bits_do_not_depend_on_the_batch(
+    stored: str, weights: str | None, tmp_path: Path
+) -> None:
+    make_checkpoint("gemma4", tmp_path)
+    options: dict[str, object] = {} if weights is None else {"quantization": weights}
+    options["kv_cache_dtype"] = stored
+    if stored == "static scales":
+        options["kv_cache_dtype"] = "fp8"
+        add_scales(tmp_path)
+    work = mixed_work(5)
+    alone = [tokens_of(run(make_engine(tmp_path, **options), [one]))[0] for one in work]
+    engine = make_engine(tmp_path, max_num_batched_tokens=9, max_num_seqs=4, **options)
+    assert ("checkpoint" in engine.executor.info.kv_cache) is (stored == "static scales")
+    assert tokens_of(run(engine, work)) == alone
+
+
+def add_scales(folder: Path) -> None:
+    """Add the scales of the layers that keep keys and values; others have none."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for layer in range(3):
+        for kind in ("k_scale", "v_scale"):
+            tensors[f"model.layers.{layer}.self_attn.{kind}"] = torch.tensor(0.02)
+    save_file(tensors, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "1 for a model with inputs of layers"),
+        ({"hidden_size_per_layer_input": 0}, "1 for a model with layers that share keys"),
+    ],
+)
+def test_stages_are_refused(values: dict[str, int], message: str, tmp_path: Path) -> None:
+    make_checkpoint("gemma4", tmp_path, **values)
+    with pytest.raises(ConfigError, match=f"pipeline_parallel_size .*{message}"):
+        load_first_rank(tmp_path, pipeline_parallel_size=2)
