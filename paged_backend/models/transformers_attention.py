@@ -49,7 +49,8 @@ class PagedStep:
     ) -> Tensor:
         """See `AttentionStep.attend`."""
         layer = self.layers[module.layer_idx]
-        qkv = torch.cat((q, k, v), dim=1)[0].transpose(0, 1).flatten(1)
+        heads = torch.cat((q, k, v), dim=1) if layer.keeps_tokens else q
+        qkv = heads[0].transpose(0, 1).flatten(1).contiguous()
         out = self.backend.attend(layer, qkv, self.meta)
         return out.view(1, -1, layer.num_heads, layer.head_dim).to(q.dtype)
 
@@ -64,6 +65,7 @@ class LayerFinder:
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._layers: dict[int, AttentionLayer] = {}
+        self._keys: dict[int, Tensor] = {}  # of the layers that compute them
 
     def attend(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
@@ -88,6 +90,10 @@ class LayerFinder:
         table = torch.zeros(self._max_model_len, head_dim, device=q.device)
         table[:, : head_dim // 2] = 1
         sinks = options.get("s_aux")
+        # A layer that reads what another one keeps gets the keys that this one has computed.
+        keeper = next((other for other, keys in self._keys.items() if keys is k), None)
+        if keeper is None:
+            self._keys[index] = k
         return AttentionLayer(
             index,
             q.shape[1],
@@ -98,6 +104,7 @@ class LayerFinder:
             window=options.get("sliding_window"),
             softcap=options.get("softcap"),
             sinks=None if sinks is None else sinks.detach().float(),
+            shared_with=keeper,
         )
 
     def layers(self, config: Any) -> list[AttentionLayer]:
