@@ -8,8 +8,9 @@ from oracle import run, tokens_of
 from scenarios import Case, chunked_prompts, one_batch, preemption, prefix_hits
 
 # Together they use all that the fallback has to get right: linear layers of another class, learned
-# positions, layers with and without a window, heads and experts that transformers computes.
-FALLBACKS = "gpt2", "opt", "cohere2", "jetmoe", "nemotron"
+# positions, layers with and without a window, heads and experts that transformers computes, keys
+# and values of other layers.
+FALLBACKS = "gpt2", "opt", "cohere2", "jetmoe", "nemotron", "gemma3n_text"
 
 
 NAMES = *FAMILIES, *FALLBACKS

@@ -54,10 +54,11 @@ class PagedStep:
         slopes = options.get("alibi_slopes")
         if slopes is not None:
             q, k, v = with_columns(q, k, v, slopes, layer.scale, self.meta.positions)
-        qkv = torch.cat((q, k, v), dim=1)[0].transpose(0, 1).flatten(1)
+        heads = torch.cat((q, k, v), dim=1) if layer.keeps_tokens else q
+        qkv = heads[0].transpose(0, 1).flatten(1).contiguous()
         out = self.backend.attend(layer, qkv, self.meta)
-        heads = out.view(1, -1, layer.num_heads, layer.head_dim)
-        return heads[..., :head_dim].to(dtype)
+        out = out.view(1, -1, layer.num_heads, layer.head_dim)
+        return out[..., :head_dim].to(dtype)
 
 
 class LayerFinder:
@@ -70,6 +71,7 @@ class LayerFinder:
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._layers: dict[int, AttentionLayer] = {}
+        self._keys: dict[int, Tensor] = {}  # of the layers that compute them
 
     def attend(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
@@ -100,6 +102,10 @@ class LayerFinder:
         table = torch.zeros(self._max_model_len, head_dim, device=q.device)
         table[:, : head_dim // 2] = 1
         sinks = options.get("s_aux")
+        # A layer that reads what another one keeps gets the keys that this one has computed.
+        keeper = next((other for other, keys in self._keys.items() if keys is k), None)
+        if keeper is None:
+            self._keys[index] = k
         return AttentionLayer(
             index,
             q.shape[1],
@@ -111,6 +117,7 @@ class LayerFinder:
             softcap=options.get("softcap"),
             sinks=None if sinks is None else sinks.detach().float(),
             has_positions=has_positions,
+            shared_with=keeper,
         )
 
     def layers(self, config: Any) -> list[AttentionLayer]:

@@ -44,7 +44,7 @@ from paged_backend.models.transformers_loading import (
     tensor_names,
 )
 from paged_backend.models.transformers_stages import check_plan, keep_stage
-from paged_backend.values.errors import ConfigError
+from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.options.model import ModelOptions
 from paged_backend.values.validation import shorten
 
@@ -92,7 +92,8 @@ class TransformersModel:
         with attend_with(finder):
             self._call(tokens, torch.arange(2, device=tokens.device))
         layers = finder.layers(self._model.config.get_text_config(decoder=True))
-        self.attention_layers = self._layers = layers
+        self._layers = layers
+        self.attention_layers = [layer for layer in layers if layer.keeps_tokens]
         self.windows = tuple(layer.window for layer in layers)
 
     def divide(self, stage: Stage, pipeline: Group) -> None:
@@ -187,6 +188,10 @@ def load_transformers_model(
         problem = "option tensor_parallel_size can only be 1 for this model: its logits"
         compare([whole], [expected[1]], problem, exact=exact)
     if pipeline is not None:
+        if len(loaded.attention_layers) < len(loaded.windows):
+            raise option_error(
+                "pipeline_parallel_size", "can only be 1 for a model with layers that share keys"
+            )
         problem = "option pipeline_parallel_size can only be 1 for this model"
         loaded.divide(stage_of(len(loaded.windows), pipeline.rank, pipeline.size), pipeline)
         try:
@@ -215,7 +220,6 @@ def _check_kind(model: Any) -> None:
         "it computes attention by itself": not getattr(model, "_supports_attention_backend", False)
         and adapters_of(type(model).__name__) is None,
         "it attends to chunks": getattr(config, "attention_chunk_size", None) is not None,
-        "its layers share keys and values": getattr(config, "num_kv_shared_layers", 0),
         "it has an encoder": getattr(config, "is_encoder_decoder", False),
     }
     for reason, applies in reasons.items():

@@ -1,4 +1,4 @@
-"""Gemma 4, with layers of different heads that share keys and values: options of the engine."""
+"""Gemma 3n and 4, with layers that share keys and values: options of the engine."""
 
 from __future__ import annotations
 
@@ -61,3 +61,9 @@ def test_stages_are_refused(values: dict[str, int], message: str, tmp_path: Path
     make_checkpoint("gemma4", tmp_path, **values)
     with pytest.raises(ConfigError, match=f"pipeline_parallel_size .*{message}"):
         load_first_rank(tmp_path, pipeline_parallel_size=2)
+
+
+def test_layers_that_transformers_computes_keep_shared_keys_once(tmp_path: Path) -> None:
+    """Two of four layers keep keys and values of 2 heads of 16."""
+    make_checkpoint("gemma3n_text", tmp_path)
+    assert make_engine(tmp_path).executor.info.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4

@@ -29,6 +29,8 @@ Layouts = list[dict[str, object]]
 # Two layers of each kind, so that each of two stages has one.
 _TWICE = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
 _SHORT = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
+_FOUR_HEADS = {**EVEN, "linear_num_heads": 4}
+_EVEN_EXPERTS = {**EVEN, "num_local_experts": 4}
 _TWO_BLOCKS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
 
 
@@ -89,8 +91,8 @@ def test_tokens_are_those_of_one_rank(
         pytest.param("lfm2-bias", _SHORT, [TP2, PP2], id="short convolutions with biases"),
         pytest.param("lfm2-moe", {}, [EP2], id="short convolutions and experts"),
         pytest.param("jamba", {}, [TP2, EP2], id="Mamba with a bias, and experts"),
-        pytest.param("kimi-linear", {}, [TP2, EP2], id="gated delta by channels, latent attention"),
-        pytest.param("granite-hybrid-moe", {}, [TP2, EP2], id="experts beside an MLP"),
+        pytest.param("kimi-linear", _FOUR_HEADS, [TP2, EP2], id="gated delta by channels"),
+        pytest.param("granite-hybrid-moe", _EVEN_EXPERTS, [TP2, EP2], id="experts beside an MLP"),
         pytest.param("nemotron-h-latent", {}, [TP2, EP2], id="experts of projected rows"),
         pytest.param("recurrent-gemma", _TWO_BLOCKS, [TP2], id="RG-LRU"),
     ],
