@@ -81,8 +81,8 @@ cache keeps the state after every `mamba_block_size` tokens and at the end of pr
 ([options](options.md)), and a prefix counts as cached up to the last state that is still there. On
 a GPU, prompts are computed row by row in these layers, which takes long; it has not been measured.
 Ranks divide states like heads ([parallel.md](parallel.md#models)). After a wrong guess, a step
-repeats the right ones ([speculation.md](speculation.md#models-with-states)). Adapters and draft
-models are refused for these models.
+repeats the right ones ([speculation.md](speculation.md#models-with-states)). Draft models are
+refused for these models.
 """
 FALLBACK = """
 ## Models that transformers computes

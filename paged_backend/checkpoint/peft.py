@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.safetensors_files import open_tensors
+from paged_backend.checkpoint.tensor_names import usual_name
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.json_file import read_json_object
 from paged_backend.values.options.lora import MAX_RANK
@@ -100,9 +101,10 @@ def read_adapter(folder: Path, sizes: Mapping[str, ModuleSizes], max_rank: int) 
     modules: dict[str, LowRank] = {}
     with open_tensors(file) as tensors:
         for name in _modules_of(file, tensors.keys()):
-            if name not in sizes:
+            usual = usual_name(name)
+            if usual not in sizes:
                 raise ConfigError(f"{file}: {shorten(name)} is no module that can have an adapter")
-            modules[name] = _read_module(file, tensors, name, sizes[name], config, max_rank)
+            modules[usual] = _read_module(file, tensors, name, sizes[usual], config, max_rank)
     config.check_targets(modules)
     return Adapter(_digest(modules), modules)
 
