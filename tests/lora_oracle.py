@@ -38,15 +38,22 @@ class LoraOracle:
     Args:
         family: the family of the checkpoint.
         folder: where the checkpoint and the adapters are written.
+        adapters: rank and modules of each adapter; None for `ADAPTERS`.
         sizes: sizes of the checkpoint.
     """
 
-    def __init__(self, family: str, folder: Path, **sizes: object) -> None:
+    def __init__(
+        self,
+        family: str,
+        folder: Path,
+        adapters: Sequence[tuple[int, tuple[str, ...]]] | None = None,
+        **sizes: object,
+    ) -> None:
         base = Oracle(family, folder / "model", **sizes)
         self.folder = base.folder
         self.models = {"": base}
         generator = torch.Generator().manual_seed(11)
-        for index, (rank, targets) in enumerate(ADAPTERS):
+        for index, (rank, targets) in enumerate(adapters or ADAPTERS):
             adapted, tensors = deepcopy(base), {}
             for name, module in adapted.model.named_modules():
                 if name.rpartition(".")[2] not in targets:

@@ -88,8 +88,8 @@ cache's memory. The prefix cache keeps the state after every `mamba_block_size` 
 end of prompts ([options](options.md)), and a prefix counts as cached up to the last state that is
 still there. On a GPU, prompts are computed row by row in these layers, which takes long; it has not
 been measured. Ranks divide states like heads ([parallel.md](parallel.md#models)). After a wrong
-guess, a step repeats the right ones ([speculation.md](speculation.md#models-with-states)). Adapters
-and draft models are refused for these models.
+guess, a step repeats the right ones ([speculation.md](speculation.md#models-with-states)). Draft
+models are refused for these models.
 """
 FALLBACK = """
 ## Models that transformers computes

@@ -27,8 +27,6 @@ def refuse_with_states(options: EngineConfig) -> None:
     speculation = options.speculation()
     if speculation is not None and speculation.method == DRAFT_MODEL:
         raise option_error("speculative_config.method", f"cannot be {DRAFT_MODEL} {_WITH_STATES}")
-    if options.enable_lora:
-        raise option_error("enable_lora", f"can only be false {_WITH_STATES}")
 
 
 def sized(

@@ -33,7 +33,7 @@ from paged_backend.models.layers import (
     QuantizedKernels,
 )
 from paged_backend.models.linear import LinearMethod, LinearSpec
-from paged_backend.models.lora_kernels import LoraKernels
+from paged_backend.models.lora_kernels import LastMixing, LoraKernels
 from paged_backend.models.quantized_experts import experts_quantized_online, quantized_experts
 from paged_backend.models.quantized_linear import QuantizedLinear, quantized_linear
 from paged_backend.models.rank_kernels import RankKernels
@@ -122,8 +122,8 @@ def _with_adapters(
     division: Division | None,
 ) -> LoraKernels:
     """Return kernels with adapters on the layers of a model."""
-    last_layer = f"model.layers.{config.num_layers - 1}"
-    return LoraKernels(model_kernels, platform.low_rank, adapters, last_layer, division)
+    last_mixing = LastMixing.of(config)
+    return LoraKernels(model_kernels, platform.low_rank, adapters, last_mixing, division)
 
 
 def _stage_model(

@@ -5,12 +5,13 @@ Models do not know of it: `LoraKernels` gives them such layers in place of those
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from paged_backend.checkpoint.shape import Activation
+from paged_backend.checkpoint.shape import Activation, ModelShape
+from paged_backend.checkpoint.stages import layer_of
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.adapter_slots import AdapterSlots
 from paged_backend.models.division import Division
@@ -22,21 +23,51 @@ from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
 from paged_backend.models.rank_kernels import SummedLinear
 from paged_backend.models.step_context import AdapterRows, StepContext
 
-_ATTENTION, _OUTPUT = ".self_attn", "o_proj"
+_OUTPUTS = frozenset({"o_proj", "out_proj", "linear_out"})
+
+
+@dataclass(frozen=True, slots=True)
+class LastMixing:
+    """The last modules of a model that mix tokens. Behind them, only some rows are computed.
+
+    Attributes:
+        layer: the number of their layer.
+        modules: their names in the layer.
+    """
+
+    layer: int
+    modules: frozenset[str]
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> LastMixing:
+        """Return those of a model."""
+        variant, layers = shape.variant, range(shape.num_layers)
+        layer = max(n for n in layers if variant.has_attention(n) or variant.state_mixer_of(n))
+        mixer = variant.state_mixer_of(layer)
+        names = {variant.names.attention} if variant.has_attention(layer) else set()
+        return cls(layer, frozenset(names if mixer is None else {*names, mixer.name}))
+
+    def is_before(self, spec: LinearSpec) -> bool:
+        """Return whether a linear layer of a module has only the rows behind these modules."""
+        module = f"{spec.prefix}."
+        number = layer_of(module)
+        if number is None or number != self.layer:
+            return number is not None and number > self.layer
+        name = module.split(".")[3]
+        return name not in self.modules or not _OUTPUTS.isdisjoint(spec.parts)
 
 
 class LoraKernels:
-    """The kernels of a platform, with adapters on the linear layers of attention and MLPs.
+    """The kernels of a platform, with adapters on the linear layers of mixers and MLPs.
 
-    Experts, routers, the embedding and the output layer have none. See
-    :class:`~paged_backend.models.layers.Kernels`.
+    Small layers in full precision, experts, routers, the embedding and the output layer have none.
+    See :class:`~paged_backend.models.layers.Kernels`.
 
     Args:
         kernels: the platform, or its quantized layers.
         low_rank: makes the product of a layer's adapters.
         slots: holds the adapters; the layers are added to it.
-        last_layer: the name of the last layer, such as ``model.layers.31``. Behind its attention,
-            only some rows of the step are computed.
+        last_mixing: the modules behind which only some rows of the step are computed.
         division: the ranks among which the layers are divided; None for one rank.
     """
 
@@ -45,7 +76,7 @@ class LoraKernels:
         kernels: Kernels,
         low_rank: LowRankFactory,
         slots: AdapterSlots,
-        last_layer: str,
+        last_mixing: LastMixing,
         division: Division | None = None,
     ) -> None:
         self.device = kernels.device
@@ -56,7 +87,7 @@ class LoraKernels:
         self._kernels = kernels
         self._low_rank = low_rank
         self._slots = slots
-        self._last_layer = last_layer
+        self._last_mixing = last_mixing
         self._division = division
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
@@ -68,18 +99,12 @@ class LoraKernels:
         product = self._low_rank(spec, self._slots.num_slots, self._slots.max_rank)
         self._slots.add_layer(replace(spec, division=self._division), product)
         context = self._slots.context
-        rows = context.needed_rows if self._is_behind_cut(spec) else context.rows
+        rows = context.needed_rows if self._last_mixing.is_before(spec) else context.rows
         if isinstance(base, SummedLinear):
             return SummedLoraLinear(base, product, context, rows)
         if isinstance(base, GatedMethod):
             return GatedLoraLinear(base, product, context, rows)
         return LoraLinear(base, product, context, rows)
-
-    def _is_behind_cut(self, spec: LinearSpec) -> bool:
-        """Return whether a layer has only the rows of the step that are needed in the end."""
-        if not spec.prefix.startswith(f"{self._last_layer}."):
-            return False
-        return not spec.prefix.endswith(_ATTENTION) or _OUTPUT in spec.parts
 
     def embedding(self, vocab_size: int, hidden_size: int) -> EmbeddingMethod:
         """Allocate the embedding of tokens."""

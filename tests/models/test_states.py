@@ -220,7 +220,6 @@ def test_bytes_of_a_state_follow_from_the_sizes(tmp_path: Path) -> None:
             {"speculative_config": {"method": "draft_model", "model": "demo"}},
             "speculative_config.method cannot be draft_model for a model with layers that keep",
         ),
-        ({"enable_lora": True}, "enable_lora can only be false for a model with layers"),
         ({"device": "cpu", "kv_cache_dtype": "nothing"}, "kv_cache_dtype must be one of"),
     ],
 )
