@@ -34,6 +34,12 @@ def repair() -> None:
     interpreter._patch_lang = _LanguagePatch(interpreter._patch_lang)
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
     TritonSemantic.binary_op_sanitize_overflow_impl = _check_overflow
+    for name, faster in (
+        ("binary_op_type_checking_impl", _type_checking),
+        ("broadcast_impl_value", _broadcast),
+        ("cast", _cast),
+    ):
+        setattr(TritonSemantic, name, faster(getattr(TritonSemantic, name)))
     tl.tensor.__init__ = _init_tensor
     tl.block_type.__init__ = _init_block_type(tl.block_type.__init__)
     tl.core._unwrap_if_constexpr = _unwrap(tl.core._unwrap_if_constexpr)
@@ -126,6 +132,37 @@ def _shape_of(sizes: tuple[int, ...]) -> tuple[tl.constexpr, tl.tuple]:
     return tl.constexpr(math.prod(sizes)), tl.tuple([tl.constexpr(size) for size in sizes])
 
 
+def _type_checking(original: Any) -> Any:
+    """Convert neither of two tensors of one type with operations that have this type, too."""
+
+    def check(self: Any, lhs: Any, rhs: Any, *options: Any, **more: Any) -> Any:
+        if type(lhs) is tl.tensor and type(rhs) is tl.tensor:
+            kind = lhs.dtype
+            if kind is rhs.dtype and (kind is tl.float32 or kind is tl.int32 or kind is tl.int64):
+                return self.broadcast_impl_value(lhs, rhs)
+        return original(self, lhs, rhs, *options, **more)
+
+    return check
+
+
+def _broadcast(original: Any) -> Any:
+    """Return two tensors as they are if they share their shape, before it is compared."""
+
+    def broadcast(self: Any, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+        return (lhs, rhs) if lhs.shape is rhs.shape else original(self, lhs, rhs)
+
+    return broadcast
+
+
+def _cast(original: Any) -> Any:
+    """Return a tensor as it is if it has the type, before types of blocks are made and compared."""
+
+    def cast(self: Any, value: tl.tensor, kind: Any, *others: Any) -> tl.tensor:
+        return value if value.dtype is kind else original(self, value, kind, *others)
+
+    return cast
+
+
 def _init_block_type(original: Any) -> Any:
     """Make each type of a block once; later ones copy its attributes."""
     known: dict[Any, dict[str, Any]] = {}
@@ -201,8 +238,10 @@ def _float8_codes(numbers: np.ndarray) -> np.ndarray:
 
 def _refusing(original: Any) -> Any:
     def operate(self: Any, *operands: Any) -> TensorHandle:
-        if any(map(_is_bfloat16, operands)):
-            raise TypeError("kernels convert bfloat16 to float32 before they compute with it")
+        for operand in operands:
+            if type(operand) is TensorHandle and operand.data.dtype == np.uint16:
+                if _is_bfloat16(operand):
+                    raise TypeError("kernels convert bfloat16 to float32 before they compute")
         return original(self, *operands)
 
     return operate

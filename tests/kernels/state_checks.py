@@ -87,21 +87,39 @@ class StateCall:
         part = {name: rows[first:last].clone() for name, rows in self.per_row.items()}
         return replace(self, per_row=part)
 
-    def confirm(self, step: Step, **options: Any) -> None:
-        """Compare results and all states with the reference."""
-        arguments = self.arguments(step, **options)
-        found = self.kernel(**arguments)
-        self.confirm_results(step, found, arguments["pool"])
+    def confirm(self, step: Step, *, all_decodes: bool = False, **options: Any) -> None:
+        """Compare results and all states with the reference.
+
+        Args:
+            step: the sequences.
+            all_decodes: also compare the kernel with `num_decodes` of all sequences.
+            options: options of `arguments`.
+        """
+        wanted = self.wanted(step)
+        calls = [options, {"num_decodes": len(step.lengths)}] if all_decodes else [options]
+        for given in calls:
+            arguments = self.arguments(step, **given)
+            found = self.kernel(**arguments)
+            self.confirm_equal(step, found, arguments["pool"], *wanted)
 
     def confirm_results(self, step: Step, found: Tensor, pool: Tensor) -> None:
         """Compare these results, and states after the step, with the reference."""
+        wanted, states = self.wanted(step)
+        self.confirm_equal(step, found, pool, wanted, states)
+
+    def wanted(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Return the results of the reference, and all states after it."""
         arguments = self.arguments(step)
         for name in ("seq_lens", "num_decodes"):
             arguments.pop(name, None)
-        wanted = self.reference(**arguments)
+        return self.reference(**arguments), arguments["pool"]
+
+    def confirm_equal(
+        self, step: Step, found: Tensor, pool: Tensor, wanted: Tensor, states: Tensor
+    ) -> None:
+        """Compare results and states with those of the reference, as `wanted` returns them."""
         assert found.shape == wanted.shape
         assert_close(found, wanted, found.dtype)
-        states = arguments["pool"]
         for slot in range(1, NUM_SLOTS):
             if slot in step.targets:
                 assert_close(pool[slot], states[slot].double(), found.dtype)
@@ -146,20 +164,22 @@ class StateCall:
         self.confirm_results(step, found[: step.num_rows], arguments["pool"])
         assert torch.equal(found[step.num_rows :], torch.zeros_like(found[step.num_rows :]))
 
-    def confirm_difference(self, step: Step, name: str) -> None:
-        """Change one number of an argument, and expect that the comparison fails."""
-        arguments = self.arguments(step)
-        changed = arguments[name].clone()
-        if name == "slots":
-            changed[0, 0] = step.sources[0] + 1
-        elif name == "pool":
-            changed[step.sources[0]].view(-1)[0] += 1
-        else:
-            changed[(0,) * changed.dim()] += 1
-        arguments[name] = changed
-        found = self.kernel(**arguments)
-        with pytest.raises(AssertionError):
-            self.confirm_results(step, found, arguments["pool"])
+    def confirm_differences(self, step: Step, names: Sequence[str]) -> None:
+        """Change one number of each argument, and expect that the comparison fails."""
+        wanted = self.wanted(step)
+        for name in names:
+            arguments = self.arguments(step)
+            changed = arguments[name].clone()
+            if name == "slots":
+                changed[0, 0] = step.sources[0] + 1
+            elif name == "pool":
+                changed[step.sources[0]].view(-1)[0] += 1
+            else:
+                changed[(0,) * changed.dim()] += 1
+            arguments[name] = changed
+            found = self.kernel(**arguments)
+            with pytest.raises(AssertionError):
+                self.confirm_equal(step, found, arguments["pool"], *wanted)
 
     def confirm_bad_steps(self, step: Step) -> None:
         """Invalid slots and rows of sequences are refused by name."""

@@ -9,6 +9,7 @@ from paged_kernels.errors import ArgumentError
 from paged_kernels.reference import choose_experts as reference
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize(
@@ -26,6 +27,7 @@ def test_equals_the_reference(
     torch.testing.assert_close(weights.double(), wanted, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(

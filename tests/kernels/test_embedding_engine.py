@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return make_checkpoint("smollm", folder, num_hidden_layers=2, intermediate_size=40)
+    return make_checkpoint("smollm", folder, num_hidden_layers=1, intermediate_size=40)
 
 
 def engine_for(folder: Path, **options: object) -> Engine:

@@ -39,6 +39,7 @@ def call_of(
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_few_rows_equal_the_reference(
@@ -47,6 +48,7 @@ def test_few_rows_equal_the_reference(
     call_of(RAGGED, sizes, dtype, device).confirm(RAGGED, num_decodes=len(RAGGED.lengths))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_chunks_equal_the_reference(
@@ -82,8 +84,7 @@ def test_rows_of_no_sequence_are_zeros(device: torch.device) -> None:
 @pytest.mark.parametrize("step", [RAGGED, CHUNKED])
 def test_a_wrong_number_is_noticed(step: Step, device: torch.device) -> None:
     call = call_of(step, SIZES[0], torch.bfloat16, device)
-    for name in ("q", "k", "v", "slopes", "pool", "slots"):
-        call.confirm_difference(step, name)
+    call.confirm_differences(step, ("q", "k", "v", "slopes", "pool", "slots"))
 
 
 def test_bad_calls_name_the_argument(device: torch.device) -> None:

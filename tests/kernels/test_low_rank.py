@@ -99,6 +99,7 @@ CASES: list[tuple[list[int], int, tuple[int, ...], int]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_reference(
@@ -119,6 +120,7 @@ def test_many_rows_equal_the_reference(rows: int, device: torch.device) -> None:
     work.confirm(work.add())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("max_rank", [16, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_other_rows(

@@ -15,7 +15,7 @@ from oracle import make_engine, run, tokens_of
     [
         ("llama3", {"tensor_parallel_size": 2}),
         ("llama3", {"pipeline_parallel_size": 2}),
-        ("qwen3-moe", {"tensor_parallel_size": 2}),
+        pytest.param("qwen3-moe", {"tensor_parallel_size": 2}, marks=pytest.mark.thorough),
         ("qwen3-moe", {"tensor_parallel_size": 2, "enable_expert_parallel": True}),
     ],
 )

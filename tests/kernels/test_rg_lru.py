@@ -57,8 +57,9 @@ def test_rows_of_no_sequence_are_zeros(device: torch.device) -> None:
 
 def test_a_wrong_number_is_noticed(device: torch.device) -> None:
     call = call_of(RAGGED, 40, torch.bfloat16, device)
-    for name in ("x", "input_gate", "recurrent_gate", "recurrent_param", "pool", "slots"):
-        call.confirm_difference(RAGGED, name)
+    call.confirm_differences(
+        RAGGED, ("x", "input_gate", "recurrent_gate", "recurrent_param", "pool", "slots")
+    )
 
 
 def test_bad_calls_name_the_argument(device: torch.device) -> None:

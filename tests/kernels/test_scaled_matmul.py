@@ -66,6 +66,7 @@ def test_equals_the_reference(
     check(out, call)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(MANY_ROWS, *WIDE), (1100, 130, 32)])  # one band of tiles, two
 def test_many_rows_equal_the_reference(

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_kernels.device import INTERPRETED
@@ -39,7 +40,7 @@ def random_masks(count: int, vocab: int, share: float) -> Tensor:
     share=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_logits_equal_those_of_the_reference(vocab, num_rows, order, num_masks, share, seed):
     torch.manual_seed(seed)
     rows = ints([row for row in order if row < num_rows][:num_masks])

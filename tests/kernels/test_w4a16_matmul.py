@@ -40,6 +40,7 @@ def check(out: Tensor, call: dict[str, Any]) -> None:
     assert_packed_product(out, reference.w4a16_matmul, call)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("group_size", "zero_points", "dtype"),
     [(32, True, FP16), (64, False, BF16), (128, False, FP16), (128, True, BF16), (-1, True, BF16)],
