@@ -6,6 +6,7 @@ import gc
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ gc.disable()
 
 # Expressions of the Makefile's stages: tests that talk to a server, and those that do not.
 _WITH, _WITHOUT = re.compile(r"(?<!not )\bserver\b"), re.compile(r"\bnot server\b")
+_PIPELINE_STOP_S = 15.0  # a server that waits for requests it has lost count of takes twice as long
 _MARKS, _MARKS_ALL = "pytest.mark.server", re.compile(r"^pytestmark = pytest\.mark\.server$", re.M)
 
 
@@ -85,6 +87,39 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
     with demo_server(tmp_path_factory.mktemp("repository")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model, with two instances, and its pipeline; it stops in time."""
+    from demo_server import MAX_NUM_SEQS, MODEL, Server
+
+    from paged_backend.launch.repository import write_pipeline
+    from paged_backend.launch.server_process import start_server
+
+    repository = tmp_path_factory.mktemp("pipeline")
+    write_pipeline(repository, MODEL, {"model": "demo", "max_num_seqs": MAX_NUM_SEQS}, instances=2)
+    with start_server(repository) as running:
+        yield Server(running)
+        stopped = time.monotonic()
+    assert time.monotonic() - stopped < _PIPELINE_STOP_S
+
+
+@pytest.fixture(scope="session")
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model with tools that is served alone and in pipelines, and gets over many crashes."""
+    from demo_server import MODEL, Server
+    from pipelines import OWN, write_part_of_pipeline
+    from tool_models import write_tool_model
+
+    from paged_backend.launch.server_process import start_server
+
+    folder = write_tool_model(tmp_path_factory.mktemp("models") / "tools")
+    repository = tmp_path_factory.mktemp("repository")
+    options = {"model": str(folder), "max_num_seqs": 16, "max_crashes_per_request": 100}
+    write_part_of_pipeline(repository, MODEL, options, (*OWN, "llm_bls", "ensemble"))
+    with start_server(repository) as running:
+        yield Server(running)
 
 
 @pytest.fixture

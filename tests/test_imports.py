@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_backend.values.imports import import_alone, postponed, when_used, without_collections
+from paged_backend.values.imports import import_alone, when_used, without_collections
 
 
 @pytest.fixture
@@ -51,34 +51,6 @@ def run_alone(code: str) -> str:
     """What a new process prints that runs this code."""
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return run.stdout
-
-
-def test_a_postponed_module_runs_its_code_when_it_is_imported_again(package: str) -> None:
-    with postponed(f"{package}.other"), pytest.raises(ImportError, match="VALUE"):
-        import_alone(f"{package}.light")
-    assert f"{package}.other" not in sys.modules
-    assert import_alone(f"{package}.light").VALUE == 7
-    with postponed(f"{package}.other"):  # which has been imported before
-        assert import_alone(f"{package}.other").VALUE == 7
-    assert import_alone(f"{package}.other").VALUE == 7
-
-
-def test_torch_gets_its_kernels_for_tensors_without_data_when_they_are_imported() -> None:
-    code = """
-import importlib
-from paged_backend.values.imports import META_KERNELS, postponed
-with postponed(META_KERNELS):
-    import torch
-def transform():
-    return tuple(torch.fft.fft(torch.empty(4, 2, device="meta")).shape)
-try:
-    print(transform())
-except NotImplementedError:
-    print("without kernels", hasattr(torch, META_KERNELS.rpartition(".")[2]))
-importlib.import_module(META_KERNELS)
-print(transform())
-"""
-    assert run_alone(code) == "without kernels False\n(4, 2)\n"
 
 
 def test_a_module_runs_its_code_when_its_first_name_is_read(

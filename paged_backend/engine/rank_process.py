@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from paged_backend.values.imports import META_KERNELS, postponed, without_collections
+from paged_backend.values.imports import without_collections
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,7 +31,7 @@ def main() -> int:
     faulthandler.enable()  # a crash writes its Python stack into the server's log
     # Ctrl-C in a terminal reaches the whole process group; only the server must act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with without_collections(), postponed(META_KERNELS):
+    with without_collections():
         from paged_backend.engine.rank_loop import run
 
     return run(folder, rank)

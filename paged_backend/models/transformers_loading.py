@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
 import math
@@ -18,7 +17,6 @@ from paged_backend.checkpoint.safetensors_files import SafetensorsFiles, read_he
 from paged_backend.models.layers import Kernels
 from paged_backend.quantization.read import read_quantization
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.imports import META_KERNELS
 from paged_backend.values.options.model import ModelOptions
 from paged_backend.values.validation import shorten
 
@@ -69,7 +67,6 @@ def load_pretrained(
                 torch.manual_seed(options.seed)
                 model = loader._from_config(values, **settings)
         else:
-            importlib.import_module(META_KERNELS)
             with torch.device("meta"):
                 _check_sizes(folder, loader._from_config(values, **settings))
             # Of the files in a folder, transformers would find only those with the usual names.

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from paged_backend.process.lifetime import ProcessId, end_with
-from paged_backend.values.imports import META_KERNELS, postponed, without_collections
+from paged_backend.values.imports import without_collections
 from paged_backend.values.log import log_to_stderr
 
 SERVER_GRACE_S = 2.0  # how long the loop may take to end by itself after the server
@@ -34,7 +34,7 @@ def main() -> int:
     end_with(args.server, SERVER_GRACE_S, args.run_dir)
     log_to_stderr("info")  # the options may choose another level once they are read
 
-    with without_collections(), postponed(META_KERNELS):
+    with without_collections():
         from paged_backend.process.engine_loop import serve
 
     return serve(args.config, args.run_dir, args.server, args.number)

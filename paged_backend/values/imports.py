@@ -13,10 +13,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
-# Torch's kernels in Python for tensors without data take a quarter of its import's processor time.
-# Who makes a tensor on the device "meta" imports them first.
-META_KERNELS = "torch._meta_registrations"
-
 
 @contextmanager
 def without_collections() -> Iterator[None]:
@@ -31,29 +27,6 @@ def without_collections() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-@contextmanager
-def postponed(name: str) -> Iterator[None]:
-    """Import modules without one that they import, but do not use before it is imported again.
-
-    In the ``with`` block an empty module stands for it, unless it has been imported before. A later
-    import runs its code.
-
-    Args:
-        name: full name of the module.
-    """
-    stand_in = ModuleType(name)
-    if sys.modules.setdefault(name, stand_in) is not stand_in:
-        yield
-        return
-    try:
-        yield
-    finally:
-        del sys.modules[name]
-        package, _, attribute = name.rpartition(".")
-        if vars(sys.modules.get(package, stand_in)).get(attribute) is stand_in:
-            delattr(sys.modules[package], attribute)
 
 
 @contextmanager

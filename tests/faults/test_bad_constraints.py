@@ -9,18 +9,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from bad_constraints import BAD, GATEWAY, GOOD, MODEL, TRITON, Request
+from demo_server import Server
 from gateway.gateways import running_gateway
 from paged_client import Client, InvalidRequest
-from pipelines import OWN, write_part_of_pipeline
 from servers import metrics, wait_for
-from tool_models import MESSAGES, write_tool_model
+from tool_models import MESSAGES
 
-from paged_backend.launch.server_process import RunningServer, start_server
+from paged_backend.launch.server_process import RunningServer
 
 pytestmark = pytest.mark.server
 SAMPLED = {"temperature": 1.0, "seed": 4, "max_tokens": 1500}
@@ -37,13 +36,9 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder: Path = tmp_path_factory.mktemp("tools")
-    model = write_tool_model(folder / "model")
-    names = (*OWN, "llm_bls", "ensemble")
-    write_part_of_pipeline(folder / "repository", MODEL, {"model": str(model)}, names)
+def served(tool_server: Server) -> Iterator[Served]:
+    server = tool_server.running
     with (
-        start_server(folder / "repository") as server,
         running_gateway("--triton", server.grpc_url) as gateway,
         Client(server.grpc_url, MODEL, timeout=60) as client,
     ):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import anthropic
 import openai
 import pytest
 from demo_server import MODEL, Server
@@ -14,6 +14,9 @@ from thinking_models import write_thinking_model
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
+
+if TYPE_CHECKING:
+    import anthropic
 
 __all__ = ["nothing_left"]  # a fixture of these tests, too
 
@@ -41,6 +44,8 @@ def tools_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]
 @pytest.fixture(scope="session")
 def claude(tools_gateway: Gateway) -> Iterator[anthropic.Anthropic]:
     """The client of the Messages API."""
+    import anthropic  # which takes a second, in the process that uses it
+
     url = f"http://{tools_gateway.address}"
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         yield client

@@ -8,12 +8,10 @@ from typing import Any
 
 import openai
 import pytest
+from demo_server import Server
 from gateways import MODEL, Gateway, running_gateway
 from pydantic import BaseModel, Field
-from tool_models import LOOKUP, MESSAGES, NOW, TOOLS, write_tool_model
-
-from paged_backend.launch.repository import write_model_repository
-from paged_backend.launch.server_process import start_server
+from tool_models import LOOKUP, MESSAGES, NOW, TOOLS
 
 pytestmark = pytest.mark.server
 
@@ -29,14 +27,8 @@ class lookup(BaseModel):  # the name of the tool
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    folder = write_tool_model(tmp_path_factory.mktemp("models") / "tools")
-    repository = tmp_path_factory.mktemp("repository")
-    write_model_repository(repository, MODEL, {"model": str(folder)}, instances=1)
-    with (
-        start_server(repository) as server,
-        running_gateway("--triton", server.grpc_url) as running,
-    ):
+def gateway(tool_server: Server) -> Iterator[Gateway]:
+    with running_gateway("--triton", tool_server.running.grpc_url) as running:
         yield running
 
 

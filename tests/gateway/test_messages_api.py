@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import anthropic
 import pytest
 from gateways import MODEL
 
@@ -36,7 +35,9 @@ def create(claude, **options):
 
 
 def refused(claude, **options):
-    with pytest.raises(anthropic.BadRequestError) as caught:
+    from anthropic import BadRequestError  # which takes a second, in the process that uses it
+
+    with pytest.raises(BadRequestError) as caught:
         create(claude, **options)
     body = caught.value.body
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
@@ -332,7 +333,9 @@ def test_a_cut_call_is_accepted_back(claude, limit):
 
 
 def test_other_errors_have_the_format_too(claude, tools_gateway):
-    with pytest.raises(anthropic.NotFoundError) as caught:
+    from anthropic import NotFoundError
+
+    with pytest.raises(NotFoundError) as caught:
         create(claude, model="none")
     assert caught.value.body["error"]["type"] == "not_found_error"
     response = tools_gateway.post("/v1/messages", b"{")

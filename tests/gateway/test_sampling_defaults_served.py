@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from demo_server import Server
@@ -88,6 +87,8 @@ def test_a_neutral_value_of_a_client_wins(doors: Doors) -> None:
 
 
 def test_chats_completions_responses_and_messages(doors: Doors) -> None:
+    import anthropic  # which takes a second, in the process that uses it
+
     greedy = doors.chat(OFF, max_tokens=MAX_NEW_TOKENS, **COLD)
     assert doors.chat(AUTHOR) == greedy
     warm = doors.chat(OFF, max_tokens=MAX_NEW_TOKENS, **WARM)

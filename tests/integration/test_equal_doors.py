@@ -18,8 +18,6 @@ from gateway.gateways import Gateway, running_gateway
 from paged_client import Client
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.launch.repository import write_pipeline
-from paged_backend.launch.server_process import start_server
 from paged_backend.text.tokenizer import load_tokenizer
 from paged_backend.tools.demo import load_questions
 
@@ -118,13 +116,9 @@ class Doors:
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    repository = tmp_path_factory.mktemp("doors")
-    write_pipeline(repository, MODEL, {"model": "demo"}, instances=1)
-    with start_server(repository) as running:
-        models = ("--triton", running.grpc_url)
-        with running_gateway(*models) as gateway:
-            yield Doors(Server(running), gateway)
+def doors(pipeline: Server) -> Iterator[Doors]:
+    with running_gateway("--triton", pipeline.running.grpc_url) as gateway:
+        yield Doors(pipeline, gateway)
 
 
 @pytest.fixture(scope="module")

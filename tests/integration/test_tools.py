@@ -12,10 +12,7 @@ import psutil
 import pytest
 from demo_server import MODEL, Server
 from paged_client import Answer, Client, Completion, CompletionBuilder, InvalidRequest
-from pipelines import OWN, write_part_of_pipeline
-from tool_models import LOOKUP, MESSAGES, NOW, TOOLS, write_tool_model
-
-from paged_backend.launch.server_process import start_server
+from tool_models import LOOKUP, MESSAGES, NOW, TOOLS
 
 pytestmark = pytest.mark.server
 
@@ -37,17 +34,6 @@ LONG = {
 
 CALL = {"tools": [LONG], "tool_choice": "required", "parallel_tool_calls": False}
 DOCUMENT = {"structured_outputs": {"json": LONG["function"]["parameters"]}}
-
-
-@pytest.fixture(scope="module")
-def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The model with tools, alone and in pipelines."""
-    folder = write_tool_model(tmp_path_factory.mktemp("models") / "tools")
-    repository = tmp_path_factory.mktemp("repository")
-    options = {"model": str(folder), "max_num_seqs": 16, "max_crashes_per_request": 100}
-    write_part_of_pipeline(repository, MODEL, options, (*OWN, "llm_bls"))
-    with start_server(repository) as running:
-        yield Server(running)
 
 
 @pytest.fixture
