@@ -160,13 +160,13 @@ class Decoder:
         nexts = [*((part.norm, part.reader) for part in parts[1:]), (self._norm, None)]
         x = self._normed(hidden, parts[0].norm)
         for number, (part, following) in enumerate(zip(parts, nexts, strict=True)):
+            if part.residual is not None:
+                hidden = x * part.residual[0]
             if part.mixing is not None:
                 x = part.mixing.mix(x, attention, meta)
             if number == self._last_mixing and logits_indices is not None:  # others are not read
                 x, hidden = x[logits_indices], hidden[logits_indices]
                 inputs = None if inputs is None else inputs[logits_indices]
-            if part.residual is not None:
-                hidden = x * part.residual[0]
             if part.gate is not None and inputs is not None:
                 x = part.gate.apply(x, inputs)
             x = self._add(hidden, part, x, following)

@@ -71,7 +71,7 @@ class LayerFinder:
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._layers: dict[int, AttentionLayer] = {}
-        self._keys: dict[int, Tensor] = {}  # of the layers that compute them
+        self._keys: dict[int, Tensor] = {}  # keys of the layers that compute them
 
     def attend(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
