@@ -58,7 +58,7 @@ class WatchedEngine:
         spoiled = [*(set(pool._free) - set(pool.cached_block_ids())), NULL_BLOCK]
         attention = self._engine.executor.model_runner._attention
         for tensor in (attention._keys, attention._values):
-            tensor[:, spoiled] = torch.nan
+            tensor.memory[:, spoiled] = torch.nan
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

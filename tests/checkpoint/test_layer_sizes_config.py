@@ -44,7 +44,7 @@ def test_layers_share_with_the_last_one_of_their_kind() -> None:
         LayerSizes(2, 16, 192, shared_with=0),
         LayerSizes(2, 32, 192, shared_with=1),
     )
-    assert shape().keeping_layers == [0, 1]
+    assert shape().keeping_layers == (0, 1)
     assert shape().attention_windows == (20, None, 20, None)
 
 

@@ -127,7 +127,7 @@ def test_a_wrong_state_changes_tokens(
     if mutant == "slot":  # every second step reads the state of nothing
         advance = StateSlots.advance
         monkeypatch.setattr(
-            StateSlots, "advance", lambda *args: (0, advance(*args)[1]), raising=True
+            StateSlots, "advance", lambda *args, **more: (0, advance(*args, **more)[1])
         )
     elif mutant == "checkpoint":  # a prefix hit reads a slot that was overwritten meanwhile
         find = StatePool.of
@@ -182,7 +182,7 @@ def test_the_state_of_another_time_changes_tokens(
     options = {"max_num_batched_tokens": 32, "enforce_eager": True}
     oracle.confirm(work, tokens_of(run(make_engine(oracle.folder, **options), work)))
     advance = StateSlots.advance
-    monkeypatch.setattr(StateSlots, "advance", lambda *args: (0, advance(*args)[1]))
+    monkeypatch.setattr(StateSlots, "advance", lambda *args, **more: (0, advance(*args, **more)[1]))
     with pytest.raises(AssertionError):
         oracle.confirm(work, tokens_of(run(make_engine(oracle.folder, **options), work)))
 
