@@ -211,7 +211,7 @@ def test_blocks_before_the_window_are_freed_and_not_read(window_oracle):
         max_num_batched_tokens=16,
         enable_prefix_caching=False,
     )
-    kv, pool = engine.scheduler.kv, engine.executor.model_runner._attention._pool
+    kv, pool = engine.scheduler.kv, engine.executor.model_runner._attention._pool.memory
     assert kv.layout.windows == (9, None)
     free, freed = kv.free_invisible_blocks, []
 
@@ -388,7 +388,7 @@ def test_a_padded_step_of_nothing_changes_nothing(oracle):
     shape = StepShape.decodes(3)
     steps = engine_for(oracle, max_num_seqs=3).executor.model_runner
     steps.warm_up()
-    pool, counts = steps._attention._pool, steps._sampler._counts
+    pool, counts = steps._attention._pool.memory, steps._sampler._counts
     pool_before, counts_before = pool.clone(), counts.clone()
     steps._inputs.send(steps._inputs.update(ScheduledBatch.of([])), shape)
     with torch.inference_mode():

@@ -104,11 +104,11 @@ def test_a_padded_step_of_nothing_changes_nothing(oracle):
     """Graphs are captured on such a step."""
     runner = engine_for(oracle, max_num_seqs=3).executor.model_runner
     shape = replace(StepShape.decodes(3), has_adapters=True)
-    pool = runner._attention._pool.clone()
+    pool = runner._attention._pool.memory.clone()
     runner._inputs.send(runner._inputs.update(ScheduledBatch.of([])), shape)
     with torch.inference_mode():
         runner._run(shape)
-    assert torch.equal(runner._attention._pool, pool)
+    assert torch.equal(runner._attention._pool.memory, pool)
 
 
 def test_the_warm_up_runs_the_kernels_of_adapters(oracle, monkeypatch):
