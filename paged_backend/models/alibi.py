@@ -8,6 +8,7 @@ slope. So attention kernels and the KV cache need to know nothing of it.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -21,6 +22,7 @@ _DIGIT = 256
 MAX_POSITIONS = _DIGIT * _DIGIT
 
 
+@functools.cache
 def halving_slopes(num_heads: int) -> Tensor:
     """Return the slopes [num_heads] float32 of BLOOM and Falcon.
 
@@ -32,6 +34,7 @@ def halving_slopes(num_heads: int) -> Tensor:
     return torch.cat((slopes, _powers(2 * whole)[::2]))[:num_heads]
 
 
+@functools.cache
 def interleaved_slopes(num_heads: int, largest: float) -> Tensor:
     """Return the slopes [num_heads] float32 of MPT.
 
