@@ -4,8 +4,8 @@ With `PAGED_TESTS=all` in the environment, as in `make soak`, everything is trie
 an NVIDIA device, all cases run in any case. Two marks of pytest say what is left out otherwise:
 
 - ``pytest.mark.thorough`` on a test or a value of a parameter: it is left out.
-- ``pytest.mark.sampled`` on a test with several parameters: of the product of their values, so many
-  cases stay that each value is in one of them. With ``sampled(2)``, each pair of values is.
+- ``pytest.mark.sampled`` on a test with several parameters: only enough combinations run that each
+  value is in one of them; with ``sampled(2)``, enough that each pair of values is.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def test_a_strength_needs_as_many_parameters() -> None:
 def test_marks_and_examples_follow_the_environment(
     tried: str, number: int, summary: str, tmp_path: Path
 ) -> None:
-    """Of 6 cases 3, of 8 cases 4, and of 2 cases 1 run, if not everything is tried."""
+    """By default, 3 of 6 cases, 4 of 8, and 1 of 2 run."""
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "test_marked.py").write_text(MARKED.replace("NUMBER", str(number)))
     done = subprocess.run(

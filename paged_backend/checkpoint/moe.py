@@ -113,7 +113,7 @@ class ExpertNames:
 
     @property
     def is_fused(self) -> bool:
-        """Whether one tensor holds a projection of all experts."""
+        """True if one tensor holds a projection of all experts."""
         return self.layout is not ExpertLayout.SEPARATE
 
 

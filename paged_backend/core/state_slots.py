@@ -30,7 +30,7 @@ class StateSlots:
         layout: the number of slots and the tokens between checkpoints.
         block_size: tokens of a block.
         key_of: function that returns the key of the block of a sequence that ends at a position;
-            None without a prefix cache, so that there are no checkpoints.
+            None if the prefix cache is off, and then there are no checkpoints.
 
     Attributes:
         pool: allocates the slots.

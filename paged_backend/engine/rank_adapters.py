@@ -134,7 +134,7 @@ class _ReadByAll:
 
 
 class RankAdapters:
-    """The adapters of the first rank, which tells the other ranks what to do; see `AdapterStore`.
+    """Adapters of the first rank, which tells the other ranks what to do; see `AdapterStore`.
 
     Args:
         own: the adapters that this rank holds.

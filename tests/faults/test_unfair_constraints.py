@@ -21,7 +21,8 @@ from servers import MODEL, command_of, engine_of, processes_of, serve_demo, wait
 from paged_backend.launch.server_process import RunningServer
 
 pytestmark = pytest.mark.server
-TRIES = 8  # to kill a process within its limit of processor time, which a busy machine may miss
+# Attempts to kill a process before it reaches its limit of processor time; a busy machine may fail.
+TRIES = 8
 KEYS = "mallory m, alice a, bob b, " + ", ".join(f"tenant-{i} t{i}" for i in range(TRIES))
 NUM_HOSTILE = 40
 # More than its time without the others; half a second on a quiet machine, where it took 45 s when

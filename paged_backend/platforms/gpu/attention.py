@@ -26,7 +26,7 @@ from paged_backend.values.kv_cache_groups import KVSizes
 
 Pairs = list[tuple[int, int]]
 MAX_HEAD_DIM = 256
-"""The kernels read at most so many numbers of a head."""
+"""The largest head that the kernels can read."""
 
 
 class PlanShape(NamedTuple):
