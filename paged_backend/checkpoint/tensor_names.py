@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-# Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables, and decays of
-# MiniMax, which are computed from the index of a head.
+# Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables, and
+# MiniMax's decays, which depend on nothing but the layer and the head.
 _IGNORED = (
     *("lm_head.weight", "rotary_emb.inv_freq", ".self_attn.slope_rate"),
     *(f".self_attn.{part}_decay" for part in ("query", "key", "diagonal")),
