@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paged_backend.values.imports import import_alone, when_used, without_collections
+from paged_backend.values.garbage import without_collections
+from paged_backend.values.imports import import_alone, when_used
 
 
 @pytest.fixture
@@ -100,3 +101,16 @@ def test_what_is_imported_without_collections_is_in_none() -> None:
         assert not any(kept is other for other in gc.get_objects())
     finally:
         gc.unfreeze()
+
+
+def test_a_loaded_engine_has_almost_nothing_to_collect(tmp_path: Path) -> None:
+    code = f"""
+import gc, os
+from pathlib import Path
+from paged_backend.process import engine_loop
+from paged_backend.process.lifetime import ProcessId
+engine_loop.EngineLoop.run = lambda loop: print(len(gc.get_objects()) - len(gc.get_objects(0)))
+folder = Path({str(tmp_path)!r})
+engine_loop.serve('{{"model": "demo"}}', folder, ProcessId.of(os.getpid()), 0)
+"""
+    assert int(run_alone(code)) < 1000  # 90,000 otherwise

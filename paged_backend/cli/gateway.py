@@ -10,7 +10,7 @@ import socket
 from paged_backend.cli.gateway_options import add_gateway_options, gateway_values
 from paged_backend.cli.options import Subparsers
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.imports import without_collections
+from paged_backend.values.garbage import without_collections
 
 _ADDRESS = re.compile(r"[^/\s]+:\d+")
 

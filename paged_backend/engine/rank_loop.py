@@ -26,6 +26,7 @@ from paged_backend.models.division import Place
 from paged_backend.platforms.select import open_ranks
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, place_of
+from paged_backend.values.garbage import keep_loaded
 from paged_backend.values.log import LOG, log_to_stderr
 
 
@@ -79,7 +80,9 @@ def load(socket: zmq.Socket[bytes], rank: int) -> Worker:
     ranks = open_ranks(options, values, place)
     values.finish()
     tokenizer = None if model.tokenizer is None else Path(model.tokenizer)
-    return Worker(options, Path(model.folder), tokenizer, ranks)
+    worker = Worker(options, Path(model.folder), tokenizer, ranks)
+    keep_loaded()
+    return worker
 
 
 def serve(socket: zmq.Socket[bytes], worker: Worker) -> NoReturn:

@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from paged_backend.values.imports import without_collections
+from paged_backend.values.garbage import without_collections
 
 _PR_SET_PDEATHSIG = 1
 

@@ -43,6 +43,7 @@ from paged_backend.values.errors import (
     PagedError,
     RequestRefused,
 )
+from paged_backend.values.garbage import keep_loaded
 from paged_backend.values.log import LOG, log_to_stderr
 from paged_backend.values.lora import LoRARequest
 from paged_backend.values.outputs import EngineStats, SequenceOutput
@@ -465,6 +466,7 @@ def serve(config_json: str, run_dir: Path, server: ProcessId, number: int) -> in
         if config.kv_events().is_on:
             kv_events = KVEventPublisher(config.kv_events(), number)
         engine, checkpoint = load(config)
+        keep_loaded()
         LOG.info("the engine runs %s: %s", config.model, engine.executor.info.describe())
     except ConfigError as error:
         tell_failure(mailbox, str(error))

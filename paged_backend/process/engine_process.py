@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from paged_backend.process.lifetime import ProcessId, end_with
-from paged_backend.values.imports import without_collections
+from paged_backend.values.garbage import without_collections
 from paged_backend.values.log import log_to_stderr
 
 SERVER_GRACE_S = 2.0  # how long the loop may take to end by itself after the server

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from paged_backend.values.imports import without_collections
+from paged_backend.values.garbage import without_collections
 
 Answer = dict[str, Any]
 MAX_PROBLEM_LENGTH = 1000  # characters

@@ -29,7 +29,7 @@ from paged_backend.serving.triton import (
 )
 from paged_backend.values.contract import INPUTS, OUTPUTS
 from paged_backend.values.errors import RequestRefused
-from paged_backend.values.imports import without_collections
+from paged_backend.values.garbage import keep_loaded, without_collections
 from paged_backend.values.log import LOG
 from paged_backend.values.server_memory import close_to_other_users
 
@@ -64,6 +64,7 @@ class TritonPythonModel:
             self._loaded = load(deployment)
         self._front_end = self._loaded.front_end
         self._tensors = SharedTensors(new_tensors, self._front_end.sending_thread)
+        keep_loaded()
 
     def execute(self, requests: list[Any]) -> None:
         """Check and submit requests; the front end's thread sends the responses."""

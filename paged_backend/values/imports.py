@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
 import sys
@@ -12,21 +11,6 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Import modules without garbage collections, at the start of a process.
-
-    Imported modules stay, so collections among them find nothing. They take a sixth of the
-    processor time of importing torch. What exists at the end is in no later collection either.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @contextmanager
