@@ -3,42 +3,77 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
 
 from paged_backend.speculation.step_costs import StepCosts
 
 _DECAY = 1 / 8  # weight of a new guess
-# Chances before anything was observed, by the binary logarithm of the match's length.
-_PRIORS = (0.3, 0.5, 0.7, 0.8, 0.9)
+
+
+class Support(Enum):
+    """The agreement of the earlier places that a guessed token comes from.
+
+    The values are the chances that are assumed until the guesses of a text were verified, by the
+    binary logarithm of the length of the match.
+    """
+
+    ONE = (0.3, 0.5, 0.7, 0.8, 0.9)  # there is only one place
+    ALL = (0.6, 0.8, 0.85, 0.9, 0.95)
+    MOST = (0.4, 0.4, 0.4, 0.4, 0.4)  # more than half of them go on with this token
+    FEW = (0.2, 0.2, 0.2, 0.2, 0.2)
+
+    @classmethod
+    def of(cls, count: int, num_places: int) -> Support:
+        """Return the agreement if `count` of all places go on with the token."""
+        if count == num_places:
+            return cls.ALL if count > 1 else cls.ONE
+        return cls.MOST if 2 * count > num_places else cls.FEW
+
+
+_NUM_LENGTHS = len(Support.ONE.value)
+
+
+class Evidence(NamedTuple):
+    """The reason for a guessed token: how much text before it was there before, and how often."""
+
+    match_length: int  # number of equal tokens before it, guessed ones included
+    support: Support
 
 
 class Acceptance:
-    """The chance that a guessed token is right, by the length of the match that it comes from."""
+    """The chance that a guessed token of a text is right, by what speaks for it."""
 
     def __init__(self) -> None:
-        self._chances = list(_PRIORS)
+        self._chances = {support: list(support.value) for support in Support}
 
-    def chance(self, match_length: int) -> float:
-        """Return the chance of each token of a guess, if those before it were right."""
-        return self._chances[_class_of(match_length)]
+    def chance(self, evidence: Evidence) -> float:
+        """Return the chance of a guessed token, if those before it are right."""
+        return self._chances[evidence.support][_class_of(evidence.match_length)]
 
-    def observe(self, match_length: int, is_right: bool) -> None:
+    def chances(self, guess: Sequence[Evidence]) -> list[float]:
+        """Return the chance of each token of a guess, if those before it are right."""
+        return [self.chance(evidence) for evidence in guess]
+
+    def observe(self, evidence: Evidence, is_right: bool) -> None:
         """Record one guessed token of which all tokens before it were right."""
-        place = _class_of(match_length)
-        self._chances[place] += _DECAY * (is_right - self._chances[place])
+        chances, place = self._chances[evidence.support], _class_of(evidence.match_length)
+        chances[place] += _DECAY * (is_right - chances[place])
 
 
 def numbers_of_drafts(
-    chances: Mapping[int, tuple[float, int]], num_sequences: int, budget: int, costs: StepCosts
+    chances: Mapping[int, Sequence[float]], num_sequences: int, budget: int, costs: StepCosts
 ) -> dict[int, int]:
     """Return how many tokens of each guess a step should verify, so that it gains most.
 
     A draft costs the seconds of one more token in the step. It is worth them if it gives more
-    tokens per second than the step gives without it. A guess of which each token is right with the
-    chance p gives p tokens with its first draft, p^2 more with the second, and so on.
+    tokens per second than the step gives without it. If the first token of a guess is right with
+    the chance p, and then the second one with the chance q, the first draft gives p tokens, the
+    second one p q more, and so on.
 
     Args:
-        chances: the chance of each token of a guess, and their number, by ``seq_id``.
+        chances: the chance of each token of a guess if those before it are right, by ``seq_id``.
         num_sequences: number of sequences that the step decodes, each of which gives a token.
         budget: number of drafts that fit in the step.
         costs: the times of steps.
@@ -46,21 +81,21 @@ def numbers_of_drafts(
     numbers: dict[int, int] = {}
     num_tokens, seconds = float(num_sequences), costs.step_s(num_sequences)
     # The next draft of each sequence, the most likely one first.
-    heap = [(-chance, seq_id) for seq_id, (chance, _) in chances.items()]
+    heap = [(-guess[0], seq_id) for seq_id, guess in chances.items()]
     heapq.heapify(heap)
     while heap and budget > 0:
         gain, seq_id = -heap[0][0], heap[0][1]
         if gain * seconds < costs.token_s * num_tokens:
             break
-        numbers[seq_id] = numbers.get(seq_id, 0) + 1
+        number = numbers[seq_id] = numbers.get(seq_id, 0) + 1
         num_tokens, seconds, budget = num_tokens + gain, seconds + costs.token_s, budget - 1
-        chance, length = chances[seq_id]
-        if numbers[seq_id] < length:
-            heapq.heapreplace(heap, (-gain * chance, seq_id))
+        guess = chances[seq_id]
+        if number < len(guess):
+            heapq.heapreplace(heap, (-gain * guess[number], seq_id))
         else:
             heapq.heappop(heap)
     return numbers
 
 
 def _class_of(match_length: int) -> int:
-    return min(max(match_length, 1).bit_length(), len(_PRIORS)) - 1
+    return min(max(match_length, 1).bit_length(), _NUM_LENGTHS) - 1

@@ -12,12 +12,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
+from operator import mul
 from typing import NamedTuple
 
 from paged_backend.core.drafter import Draft, Drafter
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import Sequence, SequenceStatus
-from paged_backend.speculation.acceptance import Acceptance, numbers_of_drafts
+from paged_backend.speculation.acceptance import (
+    Acceptance,
+    Evidence,
+    Support,
+    numbers_of_drafts,
+)
 from paged_backend.speculation.answers import Answers
 from paged_backend.speculation.step_costs import StepCosts
 from paged_backend.speculation.token_index import Match, TokenIndex
@@ -35,7 +42,7 @@ _SUFFIX_MIN = 1  # tokens that a match has at least, for ``suffix``
 
 class _Guess(NamedTuple):
     draft: Draft
-    match_length: int
+    evidence: list[Evidence]  # for each token
     place: int  # number of tokens of the sequence before the guess
 
 
@@ -99,9 +106,10 @@ class _Text:
         self.num_failures += 1
         guess, self.guess = self.guess, None
         following = self.seq.token_ids[guess.place : self.seq.num_known_tokens]
-        for guessed, token_id in zip(guess.draft.token_ids, following, strict=False):
-            self.acceptance.observe(guess.match_length, guessed == token_id)
-            if guessed != token_id:
+        guessed = zip(guess.draft.token_ids, guess.evidence, strict=True)
+        for (guessed_id, evidence), token_id in zip(guessed, following, strict=False):
+            self.acceptance.observe(evidence, guessed_id == token_id)
+            if guessed_id != token_id:
                 break
             self.num_failures = 0
 
@@ -199,7 +207,7 @@ class LookupDrafter(Drafter):
         """Return as many tokens of the texts' guesses as pay, by ``seq_id``."""
         guesses = {text.seq.seq_id: (text, text.guess) for text in texts if text.guess is not None}
         chances = {
-            seq_id: (text.acceptance.chance(guess.match_length), len(guess.draft.token_ids))
+            seq_id: text.acceptance.chances(guess.evidence)
             for seq_id, (text, guess) in guesses.items()
         }
         numbers = numbers_of_drafts(chances, num_sequences, budget, self._costs)
@@ -223,12 +231,19 @@ class LookupDrafter(Drafter):
                     index, match = other, found
         room = min(max(0, seq.max_num_tokens - end - 1), MAX_DRAFTS)
         number = min(self._num_tokens, int(self._factor * match.length), room)
-        token_ids = self._following(index, match, number, repeats=index is own)
-        draft = Draft(token_ids, is_predicted=index is predicted)
-        return _Guess(draft, match.length, end) if token_ids else None
+        tokens = self._following(index, match, number, repeats=index is own)
+        if not tokens:
+            return None
+        token_ids = [token_id for token_id, _ in tokens]
+        evidence = [
+            Evidence(match.length + place, support) for place, (_, support) in enumerate(tokens)
+        ]
+        return _Guess(Draft(token_ids, is_predicted=index is predicted), evidence, end)
 
-    def _following(self, index: TokenIndex, match: Match, number: int, repeats: bool) -> list[int]:
-        """Return the tokens that followed most of the matches.
+    def _following(
+        self, index: TokenIndex, match: Match, number: int, repeats: bool
+    ) -> list[tuple[int, Support]]:
+        """Return the tokens that followed most of the matches, and how many of them agree.
 
         Args:
             index: the index with the matches.
@@ -245,18 +260,19 @@ class LookupDrafter(Drafter):
             for end in ends
         ]
         needed = self._min_share * len(texts)
-        guess: list[int] = []
+        guess: list[tuple[int, Support]] = []
         while len(guess) < number:
-            if texts.count(texts[0]) == len(texts):  # nothing is left to vote about
-                return texts[0]
             place = len(guess)
+            if texts.count(texts[0]) == len(texts):  # nothing is left to vote about
+                support = Support.of(len(texts), len(texts))
+                return guess + [(token_id, support) for token_id in texts[0][place:]]
             votes = Counter(text[place] for text in texts if len(text) > place)
             if not votes:
                 break
             ((token_id, count),) = votes.most_common(1)
             if count < needed:
                 break
-            guess.append(token_id)
+            guess.append((token_id, Support.of(count, votes.total())))
             texts = [text for text in texts if len(text) > place and text[place] == token_id]
         return guess
 
@@ -268,8 +284,9 @@ def _pays_off(text: _Text) -> bool:
     """
     if text.guess is None:
         return False
-    chance = text.acceptance.chance(text.guess.match_length)
-    return sum(chance**place for place in range(2, len(text.guess.draft.token_ids) + 1)) > 1
+    # The chance that all tokens up to each place are right.
+    together = accumulate(text.acceptance.chances(text.guess.evidence), mul)
+    return sum(islice(together, 1, None)) > 1
 
 
 def _repeated(index: TokenIndex, end: int, number: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 SEPARATOR = -1  # between texts; no token has this id
-_MAX_VISITS = 16  # earlier places that a search compares
+_MAX_VISITS = 32  # earlier places that a search compares
 _BULK = 32  # from this number of tokens on, numpy is faster than a loop
 _MULTIPLIER, _MIXER, _WORD = 0x9E3779B1, 0x85EBCA6B, 0xFFFFFFFF
 

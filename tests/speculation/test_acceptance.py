@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from paged_backend.speculation.acceptance import Acceptance, numbers_of_drafts
+from paged_backend.speculation.acceptance import (
+    Acceptance,
+    Evidence,
+    Support,
+    numbers_of_drafts,
+)
 from paged_backend.speculation.step_costs import StepCosts
 
 
@@ -37,7 +42,7 @@ def test_a_steady_batch_tries_likely_drafts(num_tokens: int) -> None:
     """Steps of one size show what the step takes, and not what a further token takes."""
     costs = costs_of(0.02, 0.0, (num_tokens,))
     assert costs.chance_needed(num_tokens) <= 0.6
-    assert numbers_of_drafts({1: (0.9, 4)}, num_tokens, 100, costs)
+    assert numbers_of_drafts({1: [0.9] * 4}, num_tokens, 100, costs)
 
 
 def test_a_draft_must_be_likelier_in_a_larger_batch() -> None:
@@ -57,7 +62,7 @@ def test_a_draft_must_give_more_than_it_costs() -> None:
         (0.02, 0.0, 0.1, 4),
     ]:
         costs = costs_of(fixed_s, token_s)
-        guesses = {seq_id: (chance, 8) for seq_id in range(num_sequences)}
+        guesses = {seq_id: [chance] * 8 for seq_id in range(num_sequences)}
         numbers = numbers_of_drafts(guesses, num_sequences, 1000, costs)
 
         def rate(
@@ -76,17 +81,41 @@ def test_a_draft_must_give_more_than_it_costs() -> None:
 
 def test_the_likeliest_drafts_come_first() -> None:
     costs = costs_of(0.02, 0.0)
-    assert numbers_of_drafts({1: (0.9, 4), 2: (0.5, 4)}, 2, 3, costs) == {1: 3}
-    assert numbers_of_drafts({1: (0.9, 2), 2: (0.5, 4)}, 2, 3, costs) == {1: 2, 2: 1}
-    assert numbers_of_drafts({1: (0.9, 2)}, 2, 0, costs) == {}
+    assert numbers_of_drafts({1: [0.9] * 4, 2: [0.5] * 4}, 2, 3, costs) == {1: 3}
+    assert numbers_of_drafts({1: [0.9] * 2, 2: [0.5] * 4}, 2, 3, costs) == {1: 2, 2: 1}
+    assert numbers_of_drafts({1: [0.9] * 2}, 2, 0, costs) == {}
     assert numbers_of_drafts({}, 2, 9, costs) == {}
+
+
+def test_a_guess_ends_before_its_unlikely_token() -> None:
+    costs = costs_of(0.005, 0.001)
+    chances = [0.9, 0.95, 0.05, 0.99]
+    assert numbers_of_drafts({1: chances}, 1, 100, costs) == {1: 2}
+    assert numbers_of_drafts({1: chances[2:]}, 1, 100, costs) == {}
 
 
 def test_chances_follow_what_was_right() -> None:
     acceptance = Acceptance()
-    assert acceptance.chance(1) < acceptance.chance(2) < acceptance.chance(20)
+    short, longer, long = (Evidence(length, Support.ONE) for length in (1, 2, 20))
+    assert acceptance.chances([short, longer, long]) == [0.3, 0.5, 0.9]
     for _ in range(60):
-        acceptance.observe(2, True)
-        acceptance.observe(20, False)
-    assert acceptance.chance(3) > 0.95 and acceptance.chance(64) < 0.05
-    assert acceptance.chance(1) == Acceptance().chance(1)
+        acceptance.observe(longer, True)
+        acceptance.observe(long, False)
+    assert acceptance.chance(Evidence(3, Support.ONE)) > 0.95
+    assert acceptance.chance(Evidence(64, Support.ONE)) < 0.05
+    assert acceptance.chance(short) == 0.3
+    assert acceptance.chance(Evidence(2, Support.MOST)) == 0.4
+
+
+@pytest.mark.parametrize(
+    ("count", "num_places", "support"),
+    [
+        (1, 1, Support.ONE),
+        (2, 2, Support.ALL),
+        (2, 3, Support.MOST),
+        (1, 2, Support.FEW),
+        (1, 3, Support.FEW),
+    ],
+)
+def test_places_agree_about_a_token_or_not(count: int, num_places: int, support: Support) -> None:
+    assert Support.of(count, num_places) is support

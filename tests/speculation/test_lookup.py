@@ -26,11 +26,18 @@ def sequence(
 
 
 def drafter(**options: object) -> LookupDrafter:
-    return LookupDrafter(SpeculativeConfig.read(options))
+    """A drafter with guesses that are as long as their match, unless an option says otherwise."""
+    return LookupDrafter(SpeculativeConfig.read({"suffix_decoding_max_spec_factor": 1.0} | options))
 
 
 def guess(of: LookupDrafter, seq: Sequence) -> list[int]:
     return of.propose([seq], 1000).get(seq.seq_id, NO_DRAFT).token_ids
+
+
+def step_of(seq_id: int, num_drafts: int) -> SchedulerOutput:
+    """A step of one decode with drafts."""
+    part = Slice(seq_id, 0, 1 + num_drafts, [], 0, [], [1] * num_drafts, [seq_id], None)
+    return SchedulerOutput([], [], ContinuedDecodes([], [], []), [part], 1, [])
 
 
 def test_a_prompt_is_looked_up() -> None:
@@ -55,6 +62,16 @@ def test_most_of_several_matches_decide() -> None:
     assert guess(drafter(), sequence(1, text, [1, 2, 3]))[0] == 4
     strict = drafter(suffix_decoding_min_token_prob=0.7)
     assert guess(strict, sequence(1, text, [1, 2, 3])) == []
+
+
+def test_a_step_verifies_no_token_about_which_earlier_places_disagree() -> None:
+    text = [token for name in (50, 51, 52) for token in (1, 2, 3, 4, name, 5, 6, 7, 0)]
+    one = drafter(suffix_decoding_max_spec_factor=4.0)
+    seq = sequence(1, text, [1, 2])
+    assert len(guess(one, seq)) > 3  # nothing is known about the time of a token
+    for number in (0, 4, 8) * 30:
+        one.observe_step(0.005 + 0.001 * number, step_of(1, number))
+    assert guess(one, seq) == [3, 4]
 
 
 def test_a_text_that_repeats_itself_goes_on() -> None:
@@ -129,12 +146,6 @@ def test_a_draft_knows_whether_it_comes_from_the_prediction() -> None:
     assert draft([20, 21, 30, 31]) == Draft([30, 31], is_predicted=True)
     assert draft([9, 21, 30, 31]) == Draft([22, 23])
     assert draft([25, 20, 21, 22]) == Draft([22], is_predicted=True)
-
-
-def step_of(seq_id: int, num_drafts: int) -> SchedulerOutput:
-    """A step of one decode with drafts."""
-    part = Slice(seq_id, 0, 1 + num_drafts, [], 0, [], [1] * num_drafts, [seq_id], None)
-    return SchedulerOutput([], [], ContinuedDecodes([], [], []), [part], 1, [])
 
 
 def test_guesses_that_are_always_wrong_end() -> None:

@@ -35,7 +35,7 @@ class SpeculativeConfig:
     prompt_lookup_max: int | None = checked(None, Rule(int, 1, _MAX_MATCH, optional=True))
     suffix_decoding_max_tree_depth: int = checked(24, Rule(int, 2, _MAX_MATCH))
     suffix_decoding_max_cached_requests: int = checked(10_000, Rule(int, 0, 2**20))
-    suffix_decoding_max_spec_factor: float = checked(1.0, Rule(float, 0.01, 64))
+    suffix_decoding_max_spec_factor: float = checked(4.0, Rule(float, 0.01, 64))
     suffix_decoding_min_token_prob: float = checked(0.1, Rule(float, 0, 1))
 
     def __post_init__(self) -> None:
