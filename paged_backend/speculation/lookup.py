@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from operator import mul
@@ -285,7 +285,7 @@ def _pays_off(text: _Text) -> bool:
     if text.guess is None:
         return False
     # The chance that all tokens up to each place are right.
-    together = accumulate(text.acceptance.chances(text.guess.evidence), mul)
+    together: Iterator[float] = accumulate(text.acceptance.chances(text.guess.evidence), mul)
     return sum(islice(together, 1, None)) > 1
 
 
