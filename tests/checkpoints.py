@@ -59,6 +59,18 @@ _EXPERTS = {
     "shared_intermediate_size": 32,
 }
 _HEADS = {"head_dim": 16}
+_LLAMA4 = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 112,
+    "num_local_experts": 4,
+    "attention_chunk_size": 20,
+    "no_rope_layers": [1, 1, 0, 1],
+    "floor_scale": 16,
+    "attn_scale": 0.4,
+    "pad_token_id": 0,
+}
 _MIXED = {
     "sliding_window": 20,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -161,6 +173,19 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "llama3": _heads(8, 2, model_type="llama", head_dim=16, rope_parameters=_LLAMA3_ROPE),
     "llama-linear-bias": _heads(
         4, 2, model_type="llama", rope_parameters=_LINEAR_ROPE, attention_bias=True, mlp_bias=True
+    ),
+    # Queries of layers without a rotary embedding grow after each 16 positions.
+    "llama4": _heads(4, 2, model_type="llama4_text", num_experts_per_tok=2, **_LLAMA4),
+    # One expert for each row, and blocks that end where chunks do.
+    "llama4-plain": _heads(
+        4,
+        2,
+        model_type="llama4_text",
+        **{**_LLAMA4, "attention_chunk_size": 32},
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+        use_qk_norm=False,
+        rope_parameters=_LLAMA3_ROPE,
     ),
     "mistral": _heads(4, 1, model_type="mistral", sliding_window=24),
     "qwen2": _heads(4, 2, model_type="qwen2"),

@@ -17,7 +17,17 @@ NAMES = *FAMILIES, *FALLBACKS
 # Prefix hits and preemption concern the scheduler and the cache: these families have each kind of
 # attention, of states and of experts.
 PARTS = (
-    *("llama3", "gemma3", "gpt-oss", "deepseek-v3", "qwen3-next", "lfm2", "nemotron-h", "jamba"),
+    *(
+        "llama3",
+        "llama4",
+        "gemma3",
+        "gpt-oss",
+        "deepseek-v3",
+        "qwen3-next",
+        "lfm2",
+        "nemotron-h",
+        "jamba",
+    ),
     *("recurrent-gemma", "cohere2"),
 )
 

@@ -48,6 +48,7 @@ class Routing:
         biased: whether the router has a bias for each expert, which is added to scores only.
         groups: None if a row chooses among all experts.
         norm_offset: added to the sum of the weights.
+        of_inputs: the weights are factors on what the experts read, instead of their outputs.
     """
 
     num_experts_per_tok: int
@@ -57,6 +58,7 @@ class Routing:
     biased: bool = False
     groups: ExpertGroups | None = None
     norm_offset: float = 0.0
+    of_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,17 @@ class ExpertLayout(Enum):
     SEPARATE = "separate"  # a tensor for each projection of each expert
     TURNS = "turns"  # [num_experts, inputs, outputs], with gate and up in turns
     HALVES = "halves"  # [num_experts, outputs, inputs], with gate before up
+    COLUMNS = "columns"  # [num_experts, inputs, outputs], with gate before up
+
+    @property
+    def has_halves(self) -> bool:
+        """True if gate comes before up."""
+        return self in (ExpertLayout.HALVES, ExpertLayout.COLUMNS)
+
+    @property
+    def inputs_first(self) -> bool:
+        """True if the inputs of a tensor of all experts come before its outputs."""
+        return self in (ExpertLayout.TURNS, ExpertLayout.COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +137,7 @@ JAMBA_NAMES = ExpertNames("feed_forward", router="router")
 KIMI_NAMES = ExpertNames("block_sparse_moe", "gate", "w1", "w3", "w2", "shared_experts")
 LFM2_NAMES = ExpertNames("feed_forward", gate="w1", up="w3", down="w2", bias="expert_bias")
 GPT_OSS_NAMES = ExpertNames(router="router", layout=ExpertLayout.TURNS)
+LLAMA4_NAMES = ExpertNames("feed_forward", router="router", layout=ExpertLayout.COLUMNS)
 GRANITE_NAMES = ExpertNames("block_sparse_moe", router="router", layout=ExpertLayout.HALVES)
 NEMOTRON_NAMES = ExpertNames("mixer", shared="shared_experts")
 

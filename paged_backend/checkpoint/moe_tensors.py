@@ -51,6 +51,8 @@ def _experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
             return _experts_in_turns(moe)
         case ExpertLayout.HALVES:
             return _experts_in_halves(moe)
+        case ExpertLayout.COLUMNS:
+            return _experts_in_columns(moe)
 
 
 def _separate_experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
@@ -73,6 +75,13 @@ def _experts_in_halves(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
     shape, experts = (count, 2 * inner, hidden), range(count)
     yield "gate_up_proj", TensorSpec(shape, Role.EXPERT, 1, (inner, inner), experts=experts)
     yield "down_proj", TensorSpec((count, hidden, inner), Role.EXPERT, 2, experts=experts)
+
+
+def _experts_in_columns(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
+    count, hidden, inner = moe.num_experts, moe.hidden_size, moe.intermediate_size
+    shape, experts = (count, hidden, 2 * inner), range(count)
+    yield "gate_up_proj", TensorSpec(shape, Role.EXPERT, 2, (inner, inner), experts=experts)
+    yield "down_proj", TensorSpec((count, inner, hidden), Role.EXPERT, 1, experts=experts)
 
 
 def _experts_in_turns(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:

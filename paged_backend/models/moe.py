@@ -128,6 +128,7 @@ class MoeMLP:
 
     def __init__(self, moe: MoeShape, prefix: str, kernels: Kernels) -> None:
         self.router = Router(moe, prefix, kernels)
+        self._of_inputs = moe.routing.of_inputs
         self.experts = kernels.experts(ExpertsSpec.of(moe, f"{prefix}.experts"))
         has_shared = moe.shared_expert is not None
         self.shared_expert = SharedExpertMLP(moe, prefix, kernels) if has_shared else None
@@ -162,11 +163,23 @@ class MoeMLP:
         if self._latent:
             before, after = self._latent
             out = after(self.experts(before(x), *chosen))
+        elif self._of_inputs:
+            out = self._sum_of_scaled(x, *chosen)
         else:
             out = self.experts(x, *chosen)
         if self.shared_expert is not None:
             self.shared_expert.add_to(out, x)
         return out
+
+    def _sum_of_scaled(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Compute the sum of the outputs of each row's experts for the row times their weights."""
+        scaled = x.unsqueeze(1) * weights.to(x.dtype).unsqueeze(2)
+        each = ids.reshape(-1, 1)
+        out = self.experts(scaled.flatten(0, 1), each, torch.ones_like(each, dtype=torch.float32))
+        total, *others = out.view(scaled.shape).unbind(1)
+        for other in others:  # in the order of the ids
+            total = total + other
+        return total
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)` to `out` [rows, hidden_size] in place."""

@@ -11,9 +11,10 @@ import torch
 from checkpoints import make_checkpoint
 from safetensors.torch import load_file, save_file
 
+from paged_backend.checkpoint.factors import QueryGrowth
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.checkpoint.moe import ExpertGroups, Scoring
-from paged_backend.checkpoint.shape import Activation, LayerNorms, Rotary
+from paged_backend.checkpoint.shape import Activation, LayerNorms, QKNormScope, Rotary
 from paged_backend.models.attention import AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.loader import load_model
@@ -24,6 +25,13 @@ from paged_backend.values.errors import ConfigError
 
 LENGTH = 60
 CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("llama4", {"windows": ()}),
+    ("llama4", {"windows": (20, 20, None, 20)}),
+    ("llama4", {"qk_norm": None}),
+    ("llama4", {"query_growth": None}),
+    ("llama4", {"query_growth": QueryGrowth(0.4, 16, only_unrotated=True)}),
+    ("llama4-plain", {"qk_norm": QKNormScope.ROTATED_HEAD}),
+    ("llama4-plain", {"query_growth": QueryGrowth(0.4, 16, first=1)}),
     ("mistral", {"windows": ()}),
     ("ministral", {"windows": ()}),
     ("ministral3", {"query_growth": None}),
@@ -97,6 +105,8 @@ def test_a_part_that_is_left_out_shows(
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
+        ("llama4", {"of_inputs": False}),
+        ("llama4-plain", {"scoring": Scoring.SOFTMAX}),
         ("deepseek-v2", {"groups": None}),
         ("deepseek-v2", {"scale": 1.0}),
         ("deepseek-v3", {"groups": None}),

@@ -173,6 +173,21 @@ def test_fused_tensors_are_those_of_granite(platform: Platform) -> None:
     assert_close(platform, experts(*call), expected(spec, names, *call))
 
 
+@on_each_platform
+def test_fused_tensors_are_those_of_llama4(platform: Platform) -> None:
+    """Gate is before up, and inputs come before outputs."""
+    spec = ExpertsSpec(3, 24, 20)
+    fused = replace(spec, names=ExpertNames(layout=ExpertLayout.COLUMNS))
+    experts, weights = make(platform, fused)
+    names: dict[str, Tensor] = {}
+    for expert in range(3):
+        names[f"{expert}.gate_proj.weight"] = weights["gate_up_proj"][expert, :, :20].t()
+        names[f"{expert}.up_proj.weight"] = weights["gate_up_proj"][expert, :, 20:].t()
+        names[f"{expert}.down_proj.weight"] = weights["down_proj"][expert].t()
+    call = choose(6, spec, 2)
+    assert_close(platform, experts(*call), expected(spec, names, *call))
+
+
 def test_packing_frees_the_plain_weights() -> None:
     experts, _ = make(CPU, ExpertsSpec(2, 20, 12))
     assert not hasattr(experts, "_gate_up") and not hasattr(experts, "_down")
