@@ -232,6 +232,16 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         rope_parameters={"full_attention": _LINEAR_ROPE, "sliding_attention": _LOCAL_ROPE},
     ),
     "gemma4": _heads(4, 2, model_type="gemma4_text", **_GEMMA4),
+    "gemma4-moe": _heads(
+        4,
+        2,
+        model_type="gemma4_text",
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=40,
+        **_GEMMA4,
+    ),
     "gemma4-plain": _heads(
         4,
         2,
@@ -572,7 +582,10 @@ def make_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(
-                ("norm.weight", "layernorm.weight", "norm_f.weight", "pre_norm.weight")
+                (
+                    *("norm.weight", "layernorm.weight", "norm_f.weight", "pre_norm.weight"),
+                    *("layernorm_1.weight", "layernorm_2.weight", "router.scale", "expert_scale"),
+                )
             ):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):

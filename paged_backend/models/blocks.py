@@ -288,7 +288,9 @@ class PlainMLP:
 
 
 def prefixed(prefix: str, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
-    """Return the parameters with a prefix and a dot in front of each name."""
+    """Return the parameters with a prefix and a dot in front of each name, if there is a prefix."""
+    if not prefix:
+        return parameters
     return {f"{prefix}.{name}": parameter for name, parameter in parameters.items()}
 
 

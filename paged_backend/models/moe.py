@@ -37,11 +37,15 @@ class Router:
         if moe.routing.biased:
             bias = torch.empty(moe.num_experts, device=kernels.device)
             self._bias[moe.names.bias] = bias
+        self._factors: dict[str, Tensor] = {}
+        if moe.routing.has_factors:
+            factors = torch.empty(moe.num_experts, device=kernels.device)
+            self._factors[moe.names.factors] = factors
         self._choose_experts = kernels.layers.choose_experts
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to the module."""
-        return self._linear.parameters() | self._bias
+        return self._linear.parameters() | self._bias | self._factors
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
@@ -58,6 +62,8 @@ class Router:
         if self._chosen is not self._routing:
             sums = weights.sum(1, keepdim=True) + self._routing.norm_offset
             weights = weights * (self._routing.scale / sums)
+        for factors in self._factors.values():
+            weights = weights * factors[ids]
         return ids, weights
 
 
@@ -159,14 +165,17 @@ class MoeMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
-        chosen = self.router(x)
+        return self.compute_chosen(x, *self.router(x))
+
+    def compute_chosen(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Compute the output for rows `x`, given what the router returns for them."""
         if self._latent:
             before, after = self._latent
-            out = after(self.experts(before(x), *chosen))
+            out = after(self.experts(before(x), ids, weights))
         elif self._of_inputs:
-            out = self._sum_of_scaled(x, *chosen)
+            out = self._sum_of_scaled(x, ids, weights)
         else:
-            out = self.experts(x, *chosen)
+            out = self.experts(x, ids, weights)
         if self.shared_expert is not None:
             self.shared_expert.add_to(out, x)
         return out

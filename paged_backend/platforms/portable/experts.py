@@ -113,7 +113,8 @@ def swiglu(gate: Tensor, up: Tensor, activation: SwiGLU) -> Tensor:
     if activation.limit is not None:
         gate = gate.clamp(max=activation.limit)
         up = up.clamp(-activation.limit, activation.limit)
-    sigmoid = torch.sigmoid(activation.alpha * gate)
+    factor = activation.alpha + activation.cubic * gate * gate
+    sigmoid = torch.sigmoid(factor * gate)
     return ((up + activation.up_offset) * (gate * sigmoid)).to(dtype)
 
 
