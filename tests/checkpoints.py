@@ -59,6 +59,18 @@ _EXPERTS = {
     "shared_intermediate_size": 32,
 }
 _HEADS = {"head_dim": 16}
+_LLAMA4 = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 112,
+    "num_local_experts": 4,
+    "attention_chunk_size": 20,
+    "no_rope_layers": [1, 1, 0, 1],
+    "floor_scale": 16,
+    "attn_scale": 0.4,
+    "pad_token_id": 0,
+}
 _MIXED = {
     "sliding_window": 20,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -162,6 +174,19 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "llama-linear-bias": _heads(
         4, 2, model_type="llama", rope_parameters=_LINEAR_ROPE, attention_bias=True, mlp_bias=True
     ),
+    # Queries of layers without a rotary embedding grow after each 16 positions.
+    "llama4": _heads(4, 2, model_type="llama4_text", num_experts_per_tok=2, **_LLAMA4),
+    # One expert for each row, and blocks that end where chunks do.
+    "llama4-plain": _heads(
+        4,
+        2,
+        model_type="llama4_text",
+        **{**_LLAMA4, "attention_chunk_size": 32},
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+        use_qk_norm=False,
+        rope_parameters=_LLAMA3_ROPE,
+    ),
     "mistral": _heads(4, 1, model_type="mistral", sliding_window=24),
     "qwen2": _heads(4, 2, model_type="qwen2"),
     "qwen2-window": _heads(
@@ -207,6 +232,16 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         rope_parameters={"full_attention": _LINEAR_ROPE, "sliding_attention": _LOCAL_ROPE},
     ),
     "gemma4": _heads(4, 2, model_type="gemma4_text", **_GEMMA4),
+    "gemma4-moe": _heads(
+        4,
+        2,
+        model_type="gemma4_text",
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=40,
+        **_GEMMA4,
+    ),
     "gemma4-plain": _heads(
         4,
         2,
@@ -547,7 +582,10 @@ def make_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(
-                ("norm.weight", "layernorm.weight", "norm_f.weight", "pre_norm.weight")
+                (
+                    *("norm.weight", "layernorm.weight", "norm_f.weight", "pre_norm.weight"),
+                    *("layernorm_1.weight", "layernorm_2.weight", "router.scale", "expert_scale"),
+                )
             ):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):

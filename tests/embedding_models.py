@@ -45,6 +45,12 @@ def older_pooling(kind: str, hidden_size: int) -> dict[str, Any]:
     return {"word_embedding_dimension": hidden_size, "pooling_mode_max_tokens": False, **modes}
 
 
+def layers_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model without its output layer; Llama 4's `base_model` is the whole model."""
+    base: PreTrainedModel = model.base_model
+    return model.model if base is model else base
+
+
 @torch.inference_mode()
 def expected(
     model: PreTrainedModel,
@@ -55,6 +61,6 @@ def expected(
     dimensions: int | None = None,
 ) -> Tensor:
     """The embedding by transformers' own float32 model [dimensions]."""
-    hidden = model.base_model(torch.tensor([prompt])).last_hidden_state[0]
+    hidden = layers_of(model)(torch.tensor([prompt])).last_hidden_state[0]
     pooled = {"last": hidden[-1], "mean": hidden.mean(0), "cls": hidden[0]}[kind][:dimensions]
     return torch.nn.functional.normalize(pooled, dim=0) if normalize else pooled

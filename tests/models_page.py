@@ -27,7 +27,6 @@ ROOT = Path(__file__).parents[1]
 # Models of transformers that are known not to work, by their types; with what their sizes need.
 REFUSED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mamba", "rwkv"), {}),
-    "llama4_text": {},
     "diffllama": {},
 }
 TINY = {
@@ -71,14 +70,21 @@ memory, whatever its format in the checkpoint, and cannot have an adapter. The K
 bits, not 8. Ranks divide the heads, and each keeps whole rows. Layers of a checkpoint that predict
 more tokens of a step (`num_nextn_predict_layers`) are not loaded.
 """
+CHUNKS = """
+In most layers of Llama 4, a token sees the tokens of its own chunk only (`attention_chunk_size`);
+the other layers see all tokens and have no rotary embedding. Blocks of earlier chunks are freed,
+and after a prefix hit only those of the chunk that goes on must be cached, none at the start of a
+chunk. The weights of experts are factors on what they read. With `use_qk_norm`, the rotary
+embedding may be scaled as `linear`, `dynamic` or `llama3` only.
+"""
 SHAPES = """
 The layers of Gemma 4 have several shapes: those with full attention have other heads, and the last
 layers may read what an earlier layer keeps. The KV cache counts what each layer keeps, and a block
 has room for the group of layers that keeps most. Layers that share keys and values keep nothing,
 and compute queries only. Ranks divide the heads; models with inputs of layers or shared keys and
-values have one pipeline stage. `enable_moe_block` is refused. The kernels of a GPU read heads of up
-to 256 numbers, and the published models have 512 in layers with full attention; so they run on a
-CPU only.
+values have one pipeline stage. With `enable_moe_block`, a layer has experts beside its MLP, and
+both read different norms of the same hidden states. The kernels of a GPU read heads of up to 256
+numbers, and the published models have 512 in layers with full attention; so they run on a CPU only.
 """
 STATES = """
 Hybrids (Qwen3-Next, Qwen 3.5, LFM2, Granite 4, Bamba, Falcon-H1, Nemotron-H, OLMo Hybrid, Jamba,
@@ -157,14 +163,14 @@ REFUSALS = """
 |---|---|
 """
 
-TEXTS = HEAD, NATIVE, LATENT, STATES, FALLBACK, ENCODER, SIZES, REFUSALS
+TEXTS = HEAD, NATIVE, CHUNKS, LATENT, SHAPES, STATES, FALLBACK, ENCODER, SIZES, REFUSALS
 
 
 def main() -> None:
     """Print the page."""
     print(HEAD + NATIVE)
     print("\n".join(_table(FAMILIES)))
-    print(LATENT + SHAPES + STATES + FALLBACK)
+    print(CHUNKS + LATENT + SHAPES + STATES + FALLBACK)
     print("\n".join(_table(FALLBACKS)))
     print(ENCODER)
     print("\n".join(_encoders()))

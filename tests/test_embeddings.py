@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoints import FAMILIES, make_checkpoint
 from effort import examples
-from embedding_models import expected, older_pooling, write_modules
+from embedding_models import expected, layers_of, older_pooling, write_modules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -104,9 +104,10 @@ def test_embeddings_are_those_of_transformers(tmp_path, family, kind):
 def test_a_checkpoint_without_an_output_layer(tmp_path, family):
     """Its tensors have no prefix ``model.``, and it makes embeddings by default."""
     model = make_checkpoint(family, tmp_path / "whole")
-    model.base_model.save_pretrained(tmp_path / "base")
+    layers = layers_of(model)
+    layers.save_pretrained(tmp_path / "base")
     config = json.loads((tmp_path / "base" / "config.json").read_text())
-    assert config["architectures"] == [type(model.base_model).__name__]
+    assert config["architectures"] == [type(layers).__name__]
     engine = make_engine(tmp_path / "base")
     prompts = make_prompts(4)
     confirm(model, prompts, embeddings(engine, run(engine, prompts)), "last")

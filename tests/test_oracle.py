@@ -17,8 +17,8 @@ NAMES = *FAMILIES, *FALLBACKS
 # Prefix hits and preemption concern the scheduler and the cache: these families have each kind of
 # attention, of states and of experts.
 PARTS = (
-    *("llama3", "gemma3", "gpt-oss", "deepseek-v3", "qwen3-next", "lfm2", "nemotron-h", "jamba"),
-    *("recurrent-gemma", "cohere2"),
+    *("llama3", "llama4", "gemma3", "gemma4-moe", "gpt-oss", "deepseek-v3", "qwen3-next", "lfm2"),
+    *("nemotron-h", "jamba", "recurrent-gemma", "cohere2"),
 )
 
 

@@ -13,8 +13,8 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 
-FAMILIES = ("mistral", "qwen2-window", "qwen3-window")
-NUM_GROUPS = {"mistral": 1, "qwen2-window": 3, "qwen3-window": 3}
+FAMILIES = ("mistral", "qwen2-window", "qwen3-window", "llama4")
+NUM_GROUPS = {"mistral": 1, "qwen2-window": 3, "qwen3-window": 3, "llama4": 4}
 
 
 class Case:
@@ -124,3 +124,22 @@ def test_preemption_in_the_smallest_pool(case):
     assert engine.scheduler.stats().num_preemptions > 0
     with pytest.raises(ConfigError, match=f"needs {num_blocks}; .* or max_num_batched_tokens"):
         case.engine(kv_cache_memory_bytes=(num_blocks - 1) * block_bytes, **options)
+
+
+def test_three_answers_of_a_prompt(case):
+    """They share blocks, and copy those that they write to."""
+    engine = case.engine(max_num_seqs=9, max_num_batched_tokens=16)
+    work: Work = [(prompt, 24) for prompt, _ in case.work[:6]]
+    for index, (prompt, max_tokens) in enumerate(work):
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, n=3)
+        engine.add_request(Request(str(index), prompt, params))
+    tokens: dict[tuple[str, int], list[int]] = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens.setdefault((output.request_id, output.index), []).extend(output.new_token_ids)
+        engine.scheduler.check_invariants()
+    for number in range(3):
+        answers = [tokens[str(index), number] for index in range(len(work))]
+        case.oracle.confirm(work, answers)
+    assert engine.scheduler.kv.pool.num_used == 0
+    assert engine.num_freed > 0

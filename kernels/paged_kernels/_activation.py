@@ -11,15 +11,25 @@ import triton.language as tl
 
 
 @triton.jit
-def swiglu(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, UP_OFFSET: tl.constexpr):
-    """Return (up + UP_OFFSET) * gate * sigmoid(ALPHA * gate) in float32.
+def swiglu(
+    gate,
+    up,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    UP_OFFSET: tl.constexpr,
+    CUBIC: tl.constexpr = 0.0,
+):
+    """Return (up + UP_OFFSET) * gate * sigmoid(ALPHA * gate + CUBIC * gate ** 3) in float32.
 
     If there is a limit, gate is at most this, and up is between its negative and this.
     """
     if LIMIT is not None:
         gate = tl.minimum(gate, LIMIT)
         up = tl.maximum(tl.minimum(up, LIMIT), -LIMIT)
-    return (up + UP_OFFSET) * (gate * sigmoid(gate * ALPHA))
+    inner = gate * ALPHA
+    if CUBIC != 0.0:
+        inner = gate * (ALPHA + CUBIC * gate * gate)
+    return (up + UP_OFFSET) * (gate * sigmoid(inner))
 
 
 @triton.jit

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paged_kernels.windows import first_visible
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 # Initial value of the running maximum. It is finite so that a row that sees no key of a tile (all
@@ -124,6 +126,7 @@ def attend_tiles(
     BLOCK_STRIDE: tl.constexpr,
     SCALES_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
@@ -163,7 +166,9 @@ def attend_tiles(
         s = _score(q, k, factor, softcap, slopes, distance)
         if MASKED:
             seen = distance <= 0
-            if WINDOW is not None:
+            if CHUNKED:
+                seen = seen & (keys[None, :] >= first_visible(position, WINDOW, True)[:, None])
+            elif WINDOW is not None:
                 seen = seen & (distance > -WINDOW)
             s = tl.where(seen, s, float("-inf"))
         highest, total, acc = _accumulate(q, s, v, v_scales, highest, total, acc)

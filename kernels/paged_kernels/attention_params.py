@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paged_kernels.dtypes import QUANTIZED_DTYPES
 from paged_kernels.errors import check, check_blocks, check_tensor
+from paged_kernels.windows import Window, WindowConstants
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class AttentionParams:
     """Scale, window, cap and biases of the scores, and the scales of a quantized cache."""
 
     scale: float  # factor on the dot products
-    window: int | None = None  # number of positions that a token sees, including its own
+    window: Window | None = None  # positions that a token sees; None for all up to its own
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     sinks: Tensor | None = None  # [num_heads] float32, score of an extra key without a value
     alibi_slopes: Tensor | None = None  # [num_heads] float32, times (key - query position)
@@ -34,8 +35,8 @@ class AttentionParams:
         """
         heads = q.shape[1]
         check(0 < self.scale < float("inf"), "scale", f"must be above 0, got {self.scale}")
-        if self.window is not None:
-            check(self.window >= 1, "window", f"must be at least 1, got {self.window}")
+        size = WindowConstants.of(self.window).WINDOW
+        check(size is None or size >= 1, "window", f"must be at least 1, got {size}")
         if self.softcap is not None:
             check(0 < self.softcap < 1e30, "softcap", f"must be above 0, got {self.softcap}")
         for name, tensor in (("sinks", self.sinks), ("alibi_slopes", self.alibi_slopes)):

@@ -38,6 +38,7 @@ from paged_kernels.silu_and_mul import gelu_tanh_and_mul, silu_and_mul
 from paged_kernels.token_masks import apply_token_masks
 from paged_kernels.w4a16_matmul import w4a16_matmul
 from paged_kernels.w8a16_matmul import w8a16_matmul
+from paged_kernels.windows import Chunks
 
 _ARCHS = (80, 90, 100)
 _BLOCK_SIZE = 16
@@ -517,6 +518,7 @@ def _attention() -> tuple[Case, ...]:
         cases += [
             make(_GEMMA_2B, _FP32),
             make(_LLAMA_8B, note="window", window=4096),
+            make(_LLAMA_8B, note="chunks", window=Chunks(8192)),
             make(_LLAMA_8B, note="softcap", softcap=50.0),
             make(_LLAMA_8B, note="sinks", sinks=_empty(_LLAMA_8B.heads, dtype=_FP32)),
             make(_LLAMA_8B, note="ALiBi", alibi_slopes=_empty(_LLAMA_8B.heads, dtype=_FP32)),

@@ -125,6 +125,7 @@ def _gate_up_kernel(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     UP_OFFSET: tl.constexpr,
+    CUBIC: tl.constexpr,
     GATED: tl.constexpr,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
@@ -152,7 +153,7 @@ def _gate_up_kernel(
     if GATED:
         both = tl.permute(tl.reshape(total, [FEATURES // 2, 2, ROWS]), [2, 0, 1])
         gate, up = tl.split(both)
-        values = swiglu(gate, up, ALPHA, LIMIT, UP_OFFSET)
+        values = swiglu(gate, up, ALPHA, LIMIT, UP_OFFSET, CUBIC)
     else:
         positive = tl.maximum(tl.trans(total), 0.0)
         values = positive * positive
@@ -235,16 +236,17 @@ def experts(
     alpha: float = 1.0,
     limit: float | None = None,
     up_offset: float = 0.0,
+    cubic: float = 0.0,
     has_absent: bool = False,
     gated: bool = True,
 ) -> Tensor:
     """Compute the weighted sum of the outputs of each row's experts.
 
-    The output of an expert is down @ ((up + up_offset) * gate * sigmoid(alpha * gate)) + its bias,
-    where gate and up are rows of gate_up @ x + its bias. Experts without a gate compute
-    down @ max(up, 0) ** 2 + its bias. Sums are float32. The activation and the
-    outputs of experts are rounded to the dtype of `x`; outputs are added in the order of the ids. A
-    row's result does not depend on the other rows.
+    The output of an expert is down @ ((up + up_offset) * gate * s) + its bias, where s is
+    sigmoid(alpha * gate + cubic * gate ** 3), and gate and up are rows of gate_up @ x + its bias.
+    Experts without a gate compute down @ max(up, 0) ** 2 + its bias. Sums are float32. The
+    activation and the outputs of experts are rounded to the dtype of `x`; outputs are added in the
+    order of the ids. A row's result does not depend on the other rows.
 
     Args:
         x: [rows, hidden] bfloat16, float16 or float32.
@@ -257,6 +259,7 @@ def experts(
         alpha: factor in the sigmoid.
         limit: gate is at most this, and up is between its negative and this.
         up_offset: added to up.
+        cubic: factor of the cube in the sigmoid; 0 for none.
         has_absent: `expert_ids` may have num_experts, for experts with an output of zeros.
         gated: whether the experts have a gate. Without one, `gate_up` is [num_experts,
             intermediate, hidden], its bias [num_experts, intermediate], and the numbers of the
@@ -299,6 +302,7 @@ def experts(
         ALPHA=alpha,
         LIMIT=limit,
         UP_OFFSET=up_offset,
+        CUBIC=cubic,
         GATED=gated,
     )
     _launch(_down_kernel, activated, down, down_bias, outputs, tiles, config)

@@ -28,6 +28,7 @@ from paged_kernels.splits import (
     store_result,
 )
 from paged_kernels.tuning import FEW_PROGRAMS, DecodeConfig, decode_config
+from paged_kernels.windows import Window, WindowConstants, first_visible
 
 MAX_ROWS = 128  # queries times heads of a group that share one pass over the keys
 
@@ -81,7 +82,7 @@ class _DecodeShape:
         dim_padded = triton.next_power_of_2(self.head_dim)
         return splits_at_once(self.merged_rows, dim_padded, elements)
 
-    def splits(self, window: int | None) -> SplitShape:
+    def splits(self, window: Window | None) -> SplitShape:
         """Return what determines the plan of the splits."""
         return SplitShape(
             num_items=self.num_seqs,
@@ -98,7 +99,7 @@ def plan_decode(
     kv_cache: Tensor,
     seq_lens: Tensor,
     *,
-    window: int | None = None,
+    window: Window | None = None,
     has_lse: bool = False,
 ) -> SplitPlan:
     """Plan the splits of a batch for :func:`paged_decode`, without reading a length on the host.
@@ -216,7 +217,7 @@ def _launch(
         BLOCK_SIZE=kv_cache.shape[3],
         BLOCK_STRIDE=kv_cache.stride(0),
         SCALES_STRIDE=None if params.kv_scales is None else params.kv_scales.stride(0),
-        WINDOW=params.window,
+        **WindowConstants.of(params.window)._asdict(),
         Q_STRIDE=q.stride(0),
         Q_HEAD_STRIDE=q.stride(1),
         OUT_STRIDE=out.stride(0),
@@ -264,6 +265,7 @@ def _split_kernel(
     BLOCK_STRIDE: tl.constexpr,
     SCALES_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     Q_STRIDE: tl.constexpr,
     Q_HEAD_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
@@ -317,7 +319,7 @@ def _split_kernel(
     num_keys = tl.load(seq_lens_ptr + seq)
     first_key = 0
     if WINDOW is not None:
-        first_key = tl.maximum(num_keys - WINDOW, 0)
+        first_key = first_visible(num_keys - 1, WINDOW, CHUNKED)
 
     highest = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -338,17 +340,17 @@ def _split_kernel(
         highest, total, acc = attend_tiles(
             q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, first_key, end, position,
             scale, softcap, slopes, highest, total, acc,
-            KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, True,
+            KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, True,
         )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, first_key, end, position,
         scale, softcap, slopes, highest, total, acc,
-        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, False,
+        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, False,
     )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, first_key, end, position,
         scale, softcap, slopes, highest, total, acc,
-        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, True,
+        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, True,
     )  # fmt: skip
 
     acc = acc / total[:, None]

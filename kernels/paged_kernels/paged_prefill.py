@@ -30,6 +30,7 @@ from paged_kernels.splits import (
     store_result,
 )
 from paged_kernels.tuning import PrefillConfig, prefill_config
+from paged_kernels.windows import Window, WindowConstants, first_visible
 
 _MERGED_AT_ONCE = 8192  # elements of splits; more would be spilled
 
@@ -59,7 +60,7 @@ class _PrefillShape:
         num_tiles = (len(q) - first_seq) // queries + num_seqs - first_seq
         return cls(num_tiles, num_kv_heads, dim_padded, rows, queries, config, device)
 
-    def splits(self, window: int | None) -> SplitShape | None:
+    def splits(self, window: Window | None) -> SplitShape | None:
         """Return what determines the plan of the splits; None if the keys are not split.
 
         With a window there are too few keys.
@@ -83,7 +84,7 @@ def plan_prefill(
     query_start_loc: Tensor,
     *,
     first_seq: int = 0,
-    window: int | None = None,
+    window: Window | None = None,
 ) -> SplitPlan | None:
     """Plan the splits of prompts for :func:`paged_prefill`, without reading a length on the host.
 
@@ -257,7 +258,7 @@ def _launch(
         BLOCK_SIZE=kv_cache.shape[3],
         BLOCK_STRIDE=kv_cache.stride(0),
         SCALES_STRIDE=None if params.kv_scales is None else params.kv_scales.stride(0),
-        WINDOW=params.window,
+        **WindowConstants.of(params.window)._asdict(),
         Q_STRIDE=q.stride(0),
         Q_HEAD_STRIDE=q.stride(1),
         OUT_STRIDE=out.stride(0),
@@ -346,6 +347,7 @@ def _prefill_kernel(
     BLOCK_STRIDE: tl.constexpr,
     SCALES_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     Q_STRIDE: tl.constexpr,
     Q_HEAD_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
@@ -421,25 +423,25 @@ def _prefill_kernel(
             highest = tl.load(sinks_ptr + head, mask=real, other=0.0) * LOG2E
             total = tl.full([ROWS], 1.0, tl.float32)
     if WINDOW is not None:
-        first_key = tl.maximum(first_position - WINDOW + 1, 0)
+        first_key = first_visible(first_position, WINDOW, CHUNKED)
         begin = first_key // TILE * TILE
-        whole = tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE
+        whole = tl.cdiv(first_visible(end - 1, WINDOW, CHUNKED), TILE) * TILE
         full = tl.maximum(full, begin)
         whole = tl.minimum(whole, full)
         highest, total, acc = attend_tiles(
             q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, first_key, num_keys,
             position, scale, softcap, slopes, highest, total, acc,
-            KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, True,
+            KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, True,
         )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, first_key, num_keys,
         position, scale, softcap, slopes, highest, total, acc,
-        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, False,
+        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, False,
     )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, first_key, num_keys,
         position, scale, softcap, slopes, highest, total, acc,
-        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, TILE, True,
+        KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, True,
     )  # fmt: skip
 
     some = total > 0.0  # a query may see no key of a split, and padding sees none at all

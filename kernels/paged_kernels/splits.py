@@ -24,6 +24,7 @@ from torch import Tensor
 from paged_kernels._softmax import LN2, LOWEST
 from paged_kernels.errors import check
 from paged_kernels.tuning import SplitCosts
+from paged_kernels.windows import Window, WindowConstants, first_visible
 
 _SPLITS_AT_ONCE = 16  # splits of an item that a program plans or merges together
 _ITEMS_AT_ONCE = 256  # items that the planning program reads together
@@ -45,7 +46,7 @@ class SplitPlan:
     num_splits: Tensor  # [num_items] int32
     arrivals: Tensor  # [num_items * programs_per_split] int32, zeros between calls
     tile: int  # keys; splits begin at multiples of it
-    window: int | None
+    window: Window | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class SplitShape:
     programs_per_split: int
     programs_per_wave: int  # that the device runs at the same time
     tile: int
-    window: int | None
+    window: Window | None
     costs: SplitCosts
 
     @property
@@ -93,7 +94,7 @@ class SplitShape:
             self.programs_per_split,
             self.programs_per_wave,
             *astuple(self.costs),
-            WINDOW=self.window,
+            **WindowConstants.of(self.window)._asdict(),
             TILE=self.tile,
             BLOCK=_ITEMS_AT_ONCE,
             PARTS=_MOST_PARTS,
@@ -153,6 +154,7 @@ def _plan_kernel(
     merge_split_us,
     merge_program_us,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
@@ -163,12 +165,12 @@ def _plan_kernel(
     size = _best_size(
         lengths_ptr, num_items, max_splits, programs_per_split, programs_per_wave,
         start_us, tile_us, share_us, merge_us, merge_split_us, merge_program_us,
-        WINDOW, TILE, BLOCK, PARTS,
+        WINDOW, CHUNKED, TILE, BLOCK, PARTS,
     )  # fmt: skip
 
     num_divided = 0  # total splits of the items with more than one
     for base in range(0, num_items, BLOCK):
-        _, _, tiles = _tiles(lengths_ptr, base + offsets, num_items, WINDOW, TILE)
+        _, _, tiles = _tiles(lengths_ptr, base + offsets, num_items, WINDOW, CHUNKED, TILE)
         count = tl.cdiv(tiles, size)
         num_divided += tl.sum(tl.where(count > 1, count, 0), 0)
 
@@ -176,7 +178,7 @@ def _plan_kernel(
     next_whole = num_divided
     for base in range(0, num_items, BLOCK):
         items = base + offsets
-        length, begin, tiles = _tiles(lengths_ptr, items, num_items, WINDOW, TILE)
+        length, begin, tiles = _tiles(lengths_ptr, items, num_items, WINDOW, CHUNKED, TILE)
         count = tl.cdiv(tiles, size)
         divided = tl.where(count > 1, count, 0)
         whole = tl.where(count == 1, 1, 0)
@@ -221,6 +223,7 @@ def _best_size(
     merge_split_us,
     merge_program_us,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
@@ -233,7 +236,7 @@ def _best_size(
     longest = 0
     for base in range(0, num_items, BLOCK):
         items = base + tl.arange(0, BLOCK)
-        _, _, tiles = _tiles(lengths_ptr, items, num_items, WINDOW, TILE)
+        _, _, tiles = _tiles(lengths_ptr, items, num_items, WINDOW, CHUNKED, TILE)
         total += tl.sum(tiles, 0)
         longest = tl.maximum(longest, tl.max(tiles, 0))
     sizes = tl.maximum(tl.cdiv(longest, 1 + tl.arange(0, PARTS)), 1)
@@ -241,7 +244,7 @@ def _best_size(
     divided = tl.zeros([PARTS], tl.int32)
     for base in range(0, num_items, BLOCK):
         items = base + tl.arange(0, BLOCK)
-        _, _, tiles = _tiles(lengths_ptr, items, num_items, WINDOW, TILE)
+        _, _, tiles = _tiles(lengths_ptr, items, num_items, WINDOW, CHUNKED, TILE)
         each = tl.cdiv(tiles[:, None], sizes[None, :])
         counts += tl.sum(each, 0)
         divided += tl.sum(tl.where(each > 1, each, 0), 0)
@@ -301,12 +304,20 @@ def _programs_us(tiles, programs, tile_us, share_us):
 
 
 @triton.jit
-def _tiles(lengths_ptr, items, num_items, WINDOW: tl.constexpr, TILE: tl.constexpr):
+def _tiles(
+    lengths_ptr,
+    items,
+    num_items,
+    WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Return each item's number of keys, its first key to read, and its number of tiles."""
     length = tl.load(lengths_ptr + items, mask=items < num_items, other=0)
     begin = tl.zeros_like(length)
     if WINDOW is not None:
-        begin = tl.maximum(length - WINDOW, 0) // TILE * TILE
+        first = first_visible(tl.maximum(length - 1, 0), WINDOW, CHUNKED)
+        begin = first // TILE * TILE
     return length, begin, tl.cdiv(length - begin, TILE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,6 +49,8 @@ class Routing:
         biased: whether the router has a bias for each expert, which is added to scores only.
         groups: None if a row chooses among all experts.
         norm_offset: added to the sum of the weights.
+        has_factors: whether each expert has a factor on its weights, after all that.
+        of_inputs: the weights are factors on what the experts read, instead of their outputs.
     """
 
     num_experts_per_tok: int
@@ -57,11 +60,13 @@ class Routing:
     biased: bool = False
     groups: ExpertGroups | None = None
     norm_offset: float = 0.0
+    has_factors: bool = False
+    of_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SwiGLU:
-    """The activation (up + up_offset) * gate * sigmoid(alpha * gate).
+    """The activation (up + up_offset) * gate * sigmoid(alpha * gate + cubic * gate ** 3).
 
     Shazeer, "GLU Variants Improve Transformer" (2020), equation 5; gpt-oss sets the parameters.
 
@@ -69,11 +74,19 @@ class SwiGLU:
         alpha: factor in the sigmoid.
         limit: gate is at most this, and up is between its negative and this; None for no limit.
         up_offset: added to up.
+        cubic: factor of the cube in the sigmoid.
     """
 
     alpha: float = 1.0
     limit: float | None = None
     up_offset: float = 0.0
+    cubic: float = 0.0
+
+
+_TWICE_ROOT = 2 * math.sqrt(2 / math.pi)
+GEGLU_TANH = SwiGLU(_TWICE_ROOT, cubic=0.044715 * _TWICE_ROOT)
+"""up * gelu(gate), with GELU approximated by a hyperbolic tangent: (1 + tanh(x)) / 2 is the sigmoid
+of 2x. Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), section 2."""
 
 
 class ExpertLayout(Enum):
@@ -85,6 +98,17 @@ class ExpertLayout(Enum):
     SEPARATE = "separate"  # a tensor for each projection of each expert
     TURNS = "turns"  # [num_experts, inputs, outputs], with gate and up in turns
     HALVES = "halves"  # [num_experts, outputs, inputs], with gate before up
+    COLUMNS = "columns"  # [num_experts, inputs, outputs], with gate before up
+
+    @property
+    def has_halves(self) -> bool:
+        """True if gate comes before up."""
+        return self in (ExpertLayout.HALVES, ExpertLayout.COLUMNS)
+
+    @property
+    def inputs_first(self) -> bool:
+        """True if the inputs of a tensor of all experts come before its outputs."""
+        return self in (ExpertLayout.TURNS, ExpertLayout.COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +116,14 @@ class ExpertNames:
     """The names of modules and tensors in the checkpoints of a family.
 
     Attributes:
-        module: the layer's module.
+        module: the layer's module; empty if the layer itself has the tensors.
         router: the router in it.
         gate: the gate projection of an expert.
         up: its up projection.
         down: its down projection.
         shared: the shared expert.
         bias: the biases of the scores of experts.
+        factors: the factors on the weights of experts.
         layout: how the tensors of the experts are stored.
     """
 
@@ -109,6 +134,7 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = "shared_expert"
     bias: str = "gate.e_score_correction_bias"
+    factors: str = "router.per_expert_scale"
     layout: ExpertLayout = ExpertLayout.SEPARATE
 
     @property
@@ -123,7 +149,9 @@ DEEPSEEK_NAMES = ExpertNames(shared="shared_experts")
 JAMBA_NAMES = ExpertNames("feed_forward", router="router")
 KIMI_NAMES = ExpertNames("block_sparse_moe", "gate", "w1", "w3", "w2", "shared_experts")
 LFM2_NAMES = ExpertNames("feed_forward", gate="w1", up="w3", down="w2", bias="expert_bias")
+GEMMA4_NAMES = ExpertNames("", router="router.proj", layout=ExpertLayout.HALVES)
 GPT_OSS_NAMES = ExpertNames(router="router", layout=ExpertLayout.TURNS)
+LLAMA4_NAMES = ExpertNames("feed_forward", router="router", layout=ExpertLayout.COLUMNS)
 GRANITE_NAMES = ExpertNames("block_sparse_moe", router="router", layout=ExpertLayout.HALVES)
 NEMOTRON_NAMES = ExpertNames("mixer", shared="shared_experts")
 
@@ -139,6 +167,26 @@ class SharedExpert:
 
     intermediate_size: int
     gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BesideNorms:
+    """The names of norms around an MLP and experts beside it, which read hidden states (Gemma 4).
+
+    Attributes:
+        mlp_input: norm on what the MLP reads.
+        mlp_output: norm on its output.
+        experts_input: norm on what the experts read.
+        experts_output: norm on the sum of their outputs.
+        router: norm on what the router reads, of which the checkpoint has the weight times the
+            root of its size.
+    """
+
+    mlp_input: str = "pre_feedforward_layernorm.weight"
+    mlp_output: str = "post_feedforward_layernorm_1.weight"
+    experts_input: str = "pre_feedforward_layernorm_2.weight"
+    experts_output: str = "post_feedforward_layernorm_2.weight"
+    router: str = "router.scale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +208,7 @@ class MoeShape:
             project from rows and to rows; None for that of a row. The shared expert reads rows.
         outer_bias: whether these layers and the shared expert have biases.
         beside_mlp: the layer has its MLP, too, and the sum of both outputs counts.
+        beside_norms: the norms of both, if each has them; None if the layer has one for both.
     """
 
     hidden_size: int
@@ -174,6 +223,7 @@ class MoeShape:
     latent_size: int | None = None
     outer_bias: bool = False
     beside_mlp: bool = False
+    beside_norms: BesideNorms | None = None
 
     @property
     def expert_size(self) -> int:

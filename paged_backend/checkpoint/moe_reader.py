@@ -8,12 +8,16 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.limits import MAX_EXPERTS, MAX_HIDDEN_SIZE, MAX_INNER_SIZE
 from paged_backend.checkpoint.moe import (
     DEEPSEEK_NAMES,
+    GEGLU_TANH,
+    GEMMA4_NAMES,
     GPT_OSS_NAMES,
     GRANITE_NAMES,
     JAMBA_NAMES,
     LFM2_NAMES,
+    LLAMA4_NAMES,
     MIXTRAL_NAMES,
     NEMOTRON_NAMES,
+    BesideNorms,
     ExpertGroups,
     ExpertNames,
     MoeShape,
@@ -146,6 +150,45 @@ def read_lfm2_moe(config: ConfigFile) -> MoeShape:
         intermediate_size=config.integer("moe_intermediate_size"),
         routing=routing,
         names=LFM2_NAMES,
+    )
+
+
+def read_llama4(config: ConfigFile) -> MoeShape:
+    """Read the layers of Llama 4 with experts, and one that every row passes through.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    num_experts = config.integer("num_local_experts", 16, high=MAX_EXPERTS)
+    inner = config.integer("experts_intermediate_size", high=MAX_INNER_SIZE)
+    top_k = config.integer("num_experts_per_tok", 1, high=num_experts)
+    return MoeShape(
+        hidden_size=config.integer("hidden_size"),
+        num_experts=num_experts,
+        intermediate_size=inner,
+        routing=Routing(top_k, Scoring.SIGMOID, of_inputs=True),
+        names=LLAMA4_NAMES,
+        shared_expert=SharedExpert(inner),
+    )
+
+
+def read_gemma4(config: ConfigFile) -> MoeShape:
+    """Read the experts of Gemma 4, which are beside an MLP.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    num_experts = config.integer("num_experts", high=MAX_EXPERTS)
+    top_k = config.integer("top_k_experts", high=num_experts)
+    return MoeShape(
+        hidden_size=config.integer("hidden_size"),
+        num_experts=num_experts,
+        intermediate_size=config.integer("moe_intermediate_size", high=MAX_INNER_SIZE),
+        routing=Routing(top_k, norm_topk_prob=True, has_factors=True),
+        names=GEMMA4_NAMES,
+        activation=GEGLU_TANH,
+        beside_mlp=True,
+        beside_norms=BesideNorms(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from paged_backend.checkpoint.moe import ExpertLayout, MoeShape
 from paged_backend.checkpoint.tensors import Role, TensorSpec, linear_tensors
@@ -11,22 +11,32 @@ from paged_backend.checkpoint.tensors import Role, TensorSpec, linear_tensors
 
 def moe_tensors(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
     """Yield the tensors of one layer, by their names relative to the decoder layer."""
-    module, hidden = moe.names.module, moe.hidden_size
-    router = f"{module}.{moe.names.router}"
+    for name, spec in _tensors(moe):
+        yield (f"{moe.names.module}.{name}" if moe.names.module else name), spec
+
+
+def _tensors(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
+    """Yield the tensors of one layer, by their names relative to its module."""
+    hidden, router = moe.hidden_size, moe.names.router
     yield f"{router}.weight", TensorSpec((moe.num_experts, hidden), Role.ROUTER)
     if moe.bias:
         yield f"{router}.bias", TensorSpec((moe.num_experts,), Role.BIAS)
     if moe.routing.biased:
-        yield f"{module}.{moe.names.bias}", TensorSpec((moe.num_experts,), Role.BIAS)
+        yield moe.names.bias, TensorSpec((moe.num_experts,), Role.BIAS)
+    if moe.routing.has_factors:
+        yield moe.names.factors, TensorSpec((moe.num_experts,), Role.NORM)
+    if moe.beside_norms is not None:
+        for name in astuple(moe.beside_norms):
+            yield name, TensorSpec((hidden,), Role.NORM)
     for name, spec in _experts(moe):
-        yield f"{module}.experts.{name}", spec
+        yield f"experts.{name}", spec
     if moe.latent_size is not None:
         for name, sizes in latent_projections(moe).items():
-            yield f"{module}.{name}.weight", TensorSpec((sizes[1], sizes[0]), Role.LINEAR)
+            yield f"{name}.weight", TensorSpec((sizes[1], sizes[0]), Role.LINEAR)
             if moe.outer_bias:
-                yield f"{module}.{name}.bias", TensorSpec((sizes[1],), Role.BIAS)
+                yield f"{name}.bias", TensorSpec((sizes[1],), Role.BIAS)
     if moe.shared_expert is not None:
-        prefix, inner = f"{module}.{moe.names.shared}", moe.shared_expert.intermediate_size
+        prefix, inner = moe.names.shared, moe.shared_expert.intermediate_size
         for part in ("up_proj",) if moe.plain else ("gate_proj", "up_proj"):
             yield from linear_tensors(f"{prefix}.{part}", hidden, inner, moe.outer_bias, shard=0)
         yield from linear_tensors(f"{prefix}.down_proj", inner, hidden, moe.outer_bias, shard=1)
@@ -51,6 +61,8 @@ def _experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
             return _experts_in_turns(moe)
         case ExpertLayout.HALVES:
             return _experts_in_halves(moe)
+        case ExpertLayout.COLUMNS:
+            return _experts_in_columns(moe)
 
 
 def _separate_experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
@@ -73,6 +85,13 @@ def _experts_in_halves(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
     shape, experts = (count, 2 * inner, hidden), range(count)
     yield "gate_up_proj", TensorSpec(shape, Role.EXPERT, 1, (inner, inner), experts=experts)
     yield "down_proj", TensorSpec((count, hidden, inner), Role.EXPERT, 2, experts=experts)
+
+
+def _experts_in_columns(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
+    count, hidden, inner = moe.num_experts, moe.hidden_size, moe.intermediate_size
+    shape, experts = (count, hidden, 2 * inner), range(count)
+    yield "gate_up_proj", TensorSpec(shape, Role.EXPERT, 2, (inner, inner), experts=experts)
+    yield "down_proj", TensorSpec((count, inner, hidden), Role.EXPERT, 1, experts=experts)
 
 
 def _experts_in_turns(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:

@@ -19,6 +19,7 @@ from paged_backend.checkpoint.families.keys import GELU_TANH, RELU2, SILU, Activ
 from paged_backend.checkpoint.families.kimi import kimi_linear
 from paged_backend.checkpoint.families.lfm2 import lfm2, lfm2_moe
 from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
+from paged_backend.checkpoint.families.llama4 import llama4
 from paged_backend.checkpoint.families.minicpm3 import minicpm3
 from paged_backend.checkpoint.families.minimax import minimax
 from paged_backend.checkpoint.families.ministral import ministral, ministral3
@@ -79,6 +80,7 @@ _GEMMA = Architecture(
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(llama),
+    "Llama4ForCausalLM": Architecture(llama4, head_dim=128),
     "MistralForCausalLM": Architecture(mistral),
     "MinistralForCausalLM": Architecture(ministral),
     "MixtralForCausalLM": Architecture(mixtral),
@@ -127,6 +129,7 @@ _TEXT_MODELS = {
     for name in (
         "Gemma3ForCausalLM",
         "Gemma4ForCausalLM",
+        "Llama4ForCausalLM",
         "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM",
     )

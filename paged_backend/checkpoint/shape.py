@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.factors import LayerFactors, QueryGrowth, ResidualFactors
 from paged_backend.checkpoint.latent import LatentShape
 from paged_backend.checkpoint.layer_sizes import LayerInputs, LayerSizes
 from paged_backend.checkpoint.mixers import StateMixer
 from paged_backend.checkpoint.moe import MoeShape
 from paged_backend.checkpoint.stages import Stage, layer_of
 from paged_backend.values.kv_cache_groups import KVSizes
+from paged_backend.values.windows import Window
 
 _KEYS_AND_VALUES = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 
-Windows = tuple[int | None, ...]
-"""For each layer the number of positions a token sees, its own included; None for all."""
+Windows = tuple[Window | None, ...]
+"""For each layer the positions that a token sees; None for all up to its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class QKNormScope(Enum):
 
     HEAD = "head"  # each head
     TOKEN = "token"  # all heads of a token together
+    # each head, without a weight, in layers with a rotary embedding (Llama 4)
+    ROTATED_HEAD = "rotated_head"
 
 
 class Activation(Enum):
@@ -111,53 +115,6 @@ class Rotary:
     dim: int | None = None
     interleaved: bool = False
     within_positions: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class QueryGrowth:
-    """Factors on the queries that grow with the position: 1 + rate * ln(1 + position // period)."""
-
-    rate: float
-    period: int
-
-
-@dataclass(frozen=True, slots=True)
-class LayerFactors:
-    """Factors on inputs and outputs of the parts of a layer (Falcon-H1).
-
-    Attributes:
-        attention_input: factor on what attention reads, if it is beside a module with a state.
-        attention_output: factor on the output of this attention.
-        state_input: factor on what that module reads.
-        state_output: factor on its output.
-        mlp_gate: factor on the gate of the MLP, before the activation.
-        mlp_output: factor on the output of the MLP.
-    """
-
-    attention_input: float = 1.0
-    attention_output: float = 1.0
-    state_input: float = 1.0
-    state_output: float = 1.0
-    mlp_gate: float = 1.0
-    mlp_output: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ResidualFactors:
-    """Factors for residuals that are taken after the norm (MiniMax).
-
-    After a part of a layer, the hidden states are one factor times what the part has read, which is
-    their norm, and another one times its output.
-
-    Attributes:
-        state: these factors for a module with a state.
-        attention: those for attention.
-        mlp: those for the MLP or the experts.
-    """
-
-    state: tuple[float, float]
-    attention: tuple[float, float]
-    mlp: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +205,10 @@ class Variant:
     def state_mixer_of(self, layer: int) -> StateMixer | None:
         """Return what a layer has in place of attention or beside it; None for attention only."""
         return self.state_mixers[layer] if self.state_mixers else None
+
+    def is_rotated(self, layer: int) -> bool:
+        """Return whether a layer has a rotary embedding."""
+        return not self.rotary.sections or self.rotary.sections[layer] is not None
 
     def has_attention(self, layer: int) -> bool:
         """Return whether a layer has attention."""
@@ -375,7 +336,7 @@ class ModelShape:
     def qk_norm_sizes(self, layer: int) -> dict[str, int]:
         """Return the sizes of the norms of queries and keys, by name; empty if there are none."""
         match self.variant.qk_norm:
-            case None:
+            case None | QKNormScope.ROTATED_HEAD:
                 return {}
             case QKNormScope.HEAD:
                 heads = 1, 1

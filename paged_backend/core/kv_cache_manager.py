@@ -11,6 +11,7 @@ from paged_backend.core.cache_journal import CacheJournal
 from paged_backend.core.sequence import Sequence
 from paged_backend.core.state_slots import StateSlots
 from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.windows import Window
 
 BlockCopies = list[tuple[int, int]]
 
@@ -272,7 +273,7 @@ class KVCacheManager:
             hits[group : first * num_groups : num_groups] = [NULL_BLOCK] * first
         return hits
 
-    def _longest_visible_hit(self, keys: list[bytes], length: int, window: int) -> int:
+    def _longest_visible_hit(self, keys: list[bytes], length: int, window: Window) -> int:
         """Return the longest hit, up to ``length`` blocks, in a group with a window.
 
         It is a number of blocks after which the next token sees registered blocks only.

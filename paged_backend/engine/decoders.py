@@ -46,6 +46,7 @@ from paged_backend.values.kv_cache_groups import (
 from paged_backend.values.options.model import AUTO, GENERATE
 from paged_backend.values.options.scheduling import StepLimits
 from paged_backend.values.pooling_params import Pooling, PoolingType
+from paged_backend.values.windows import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class _Layers(NamedTuple):
         kept: what each of them keeps for a token, in the same order; None if all keep the same.
     """
 
-    windows: Mapping[int, int | None]
+    windows: Mapping[int, Window | None]
     kept: Sequence[KVSizes] | None = None
 
     @classmethod

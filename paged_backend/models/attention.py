@@ -18,6 +18,7 @@ from paged_backend.models.layers import QKNorm
 from paged_backend.models.linear import LinearMethod
 from paged_backend.models.states import StatePool
 from paged_backend.values.kv_cache_groups import KVSizes
+from paged_backend.values.windows import Window
 
 _METADATA_DTYPES = {
     "positions": torch.int32,
@@ -87,7 +88,7 @@ class AttentionLayer:
         scale: factor on the scores before the softmax.
         cos_sin_cache: [max_positions, head_dim] float32: for each position the cosines of
             head_dim / 2 angles, then their sines.
-        window: the number of positions that a token sees, its own included; None for all.
+        window: the positions that a token sees; None for all up to its own.
         qk_norm: the norm of each head of the queries and keys; None for no norm.
         softcap: scores become softcap * tanh(score / softcap); None for no limit.
         sinks: [num_heads] float32, the score of an extra key without a value; None for no key.
@@ -108,7 +109,7 @@ class AttentionLayer:
     head_dim: int
     scale: float
     cos_sin_cache: Tensor
-    window: int | None = None
+    window: Window | None = None
     qk_norm: QKNorm | None = None
     softcap: float | None = None
     sinks: Tensor | None = None

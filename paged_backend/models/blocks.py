@@ -45,10 +45,14 @@ class Attention:
         shares = layer.shared_with is not None
         self._norms = NormWeights(kernels, unit_offset=variant.unit_offset)
         self._head_norm = self._token_norm = None
-        if variant.qk_norm is QKNormScope.HEAD:
+        self._has_norm_weights = variant.qk_norm is QKNormScope.HEAD
+        is_rotated_head = variant.qk_norm is QKNormScope.ROTATED_HEAD
+        if self._has_norm_weights or (is_rotated_head and variant.is_rotated(index)):
             kv_heads = 0 if shares else layer.num_kv_heads
             norm_sizes = config.num_heads, kv_heads, layer.head_dim
             self._head_norm = QKNorm(*norm_sizes, config.rms_norm_eps, self._norms)
+            if not self._has_norm_weights:
+                self._head_norm.fill(1.0)
         elif variant.qk_norm is QKNormScope.TOKEN:
             self._token_norm = TokenNorm(config, index, self._norms, kernels)
         sinks = torch.empty(config.num_heads, device=kernels.device) if variant.sinks else None
@@ -71,7 +75,7 @@ class Attention:
         self._gated, self._names = variant.gated_attention, variant.names
         self._head_order = head_order(config.ropes[index], interleaved=variant.rotary.interleaved)
         self._query_size = config.num_heads * layer.head_dim
-        self._query_scales = _query_scales(config, cos_sin_cache, kernels.dtype)
+        self._query_scales = _query_scales(config, index, cos_sin_cache, kernels.dtype)
         scale = StoredType((layer.num_kv_heads,), optional=True, one_for_all=True)
         self._kv_scales = {name: StoredTensor(scale) for name in ("k_scale", "v_scale")}
         self._device = kernels.device
@@ -98,7 +102,7 @@ class Attention:
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to `self_attn`."""
         parameters = self.qkv_proj.parameters() | self.o_proj.parameters()
-        norm = self._head_norm or self._token_norm
+        norm = (self._head_norm if self._has_norm_weights else None) or self._token_norm
         if norm is not None:
             parameters[f"{self._names.q_norm}.weight"] = norm.query
             if self.layer.keeps_tokens:
@@ -284,14 +288,18 @@ class PlainMLP:
 
 
 def prefixed(prefix: str, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
-    """Return the parameters with a prefix and a dot in front of each name."""
+    """Return the parameters with a prefix and a dot in front of each name, if there is a prefix."""
+    if not prefix:
+        return parameters
     return {f"{prefix}.{name}": parameter for name, parameter in parameters.items()}
 
 
-def _query_scales(config: ModelConfig, table: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Return the factor on the queries at each position of the rotary table."""
+def _query_scales(
+    config: ModelConfig, index: int, table: Tensor, dtype: torch.dtype
+) -> Tensor | None:
+    """Return the factor on the queries of a layer at each position of its rotary table."""
     growth = config.variant.query_growth
-    if growth is None:
+    if growth is None or (growth.only_unrotated and config.variant.is_rotated(index)):
         return None
-    periods = torch.arange(len(table), device=table.device) // growth.period
+    periods = (torch.arange(len(table), device=table.device) + growth.first) // growth.period
     return (1 + growth.rate * torch.log(1 + periods.float())).to(dtype)

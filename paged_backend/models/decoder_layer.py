@@ -22,6 +22,7 @@ from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionLayer, CachedLayer
 from paged_backend.models.blocks import Attention, GatedMLP, PlainMLP, prefixed
 from paged_backend.models.delta import GatedDelta
+from paged_backend.models.experts_beside import ExpertsBesideMLP
 from paged_backend.models.kimi_delta import KimiDelta
 from paged_backend.models.latent import LatentAttention
 from paged_backend.models.layer_inputs import LayerInputGate
@@ -160,14 +161,20 @@ class DecoderLayer:
         return None if name is None else self.norms[name]
 
 
-def _make_mlps(
-    config: ModelConfig, index: int, prefix: str, kernels: Kernels
-) -> dict[str, GatedMLP | MoeMLP | PlainMLP]:
-    """Return the experts of a layer and its MLP, by their names in it; it may lack either."""
-    mlps: dict[str, GatedMLP | MoeMLP | PlainMLP] = {}
+_MLP = GatedMLP | MoeMLP | PlainMLP | ExpertsBesideMLP
+
+
+def _make_mlps(config: ModelConfig, index: int, prefix: str, kernels: Kernels) -> dict[str, _MLP]:
+    """Return the experts of a layer and its MLP, by their names in it; it may lack either.
+
+    The name of a module that has both is empty.
+    """
+    mlps: dict[str, _MLP] = {}
     if not config.variant.has_mlp(index):
         return mlps
     moe = config.moe_of(index)
+    if moe is not None and moe.beside_norms is not None:
+        return {"": ExpertsBesideMLP(config, moe, index, prefix, kernels)}
     if moe is not None:
         mlps[moe.names.module] = MoeMLP(moe, f"{prefix}.{moe.names.module}", kernels)
     if moe is None or moe.beside_mlp:
@@ -177,9 +184,7 @@ def _make_mlps(
     return mlps
 
 
-def _sum_of(
-    mlps: list[GatedMLP | MoeMLP | PlainMLP],
-) -> GatedMLP | MoeMLP | PlainMLP | SummedMLPs | None:
+def _sum_of(mlps: list[_MLP]) -> _MLP | SummedMLPs | None:
     """Return one or two modules as one; None for no module."""
     if len(mlps) < 2:
         return mlps[0] if mlps else None

@@ -283,6 +283,11 @@ class QKNorm:
         self.heads = torch.empty(shape, dtype=norms.dtype, device=norms.device)
         self._num_heads = num_heads
 
+    def fill(self, value: float) -> None:
+        """Fill the weights, for a norm that has none in the checkpoint."""
+        self.query.fill_(value)
+        self.key.fill_(value)
+
     def pack(self, order: Tensor) -> None:
         """Reorder the weights, and repeat them for kernels that do not tell queries from keys.
 

@@ -37,11 +37,15 @@ class Router:
         if moe.routing.biased:
             bias = torch.empty(moe.num_experts, device=kernels.device)
             self._bias[moe.names.bias] = bias
+        self._factors: dict[str, Tensor] = {}
+        if moe.routing.has_factors:
+            factors = torch.empty(moe.num_experts, device=kernels.device)
+            self._factors[moe.names.factors] = factors
         self._choose_experts = kernels.layers.choose_experts
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to the module."""
-        return self._linear.parameters() | self._bias
+        return self._linear.parameters() | self._bias | self._factors
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
@@ -58,6 +62,8 @@ class Router:
         if self._chosen is not self._routing:
             sums = weights.sum(1, keepdim=True) + self._routing.norm_offset
             weights = weights * (self._routing.scale / sums)
+        for factors in self._factors.values():
+            weights = weights * factors[ids]
         return ids, weights
 
 
@@ -128,6 +134,7 @@ class MoeMLP:
 
     def __init__(self, moe: MoeShape, prefix: str, kernels: Kernels) -> None:
         self.router = Router(moe, prefix, kernels)
+        self._of_inputs = moe.routing.of_inputs
         self.experts = kernels.experts(ExpertsSpec.of(moe, f"{prefix}.experts"))
         has_shared = moe.shared_expert is not None
         self.shared_expert = SharedExpertMLP(moe, prefix, kernels) if has_shared else None
@@ -158,15 +165,30 @@ class MoeMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
-        chosen = self.router(x)
+        return self.compute_chosen(x, *self.router(x))
+
+    def compute_chosen(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Compute the output for rows `x`, given what the router returns for them."""
         if self._latent:
             before, after = self._latent
-            out = after(self.experts(before(x), *chosen))
+            out = after(self.experts(before(x), ids, weights))
+        elif self._of_inputs:
+            out = self._sum_of_scaled(x, ids, weights)
         else:
-            out = self.experts(x, *chosen)
+            out = self.experts(x, ids, weights)
         if self.shared_expert is not None:
             self.shared_expert.add_to(out, x)
         return out
+
+    def _sum_of_scaled(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Compute the sum of the outputs of each row's experts for the row times their weights."""
+        scaled = x.unsqueeze(1) * weights.to(x.dtype).unsqueeze(2)
+        each = ids.reshape(-1, 1)
+        out = self.experts(scaled.flatten(0, 1), each, torch.ones_like(each, dtype=torch.float32))
+        total, *others = out.view(scaled.shape).unbind(1)
+        for other in others:  # in the order of the ids
+            total = total + other
+        return total
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)` to `out` [rows, hidden_size] in place."""

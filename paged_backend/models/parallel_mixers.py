@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.shape import LayerFactors
+from paged_backend.checkpoint.factors import LayerFactors
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
 from paged_backend.models.linear import LinearMethod
 from paged_backend.models.mixer import Mixer

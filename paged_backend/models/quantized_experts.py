@@ -160,8 +160,8 @@ class FusedExperts:
     def __init__(self, spec: ExpertsSpec, experts: QuantizedExperts) -> None:
         count, inner, hidden = _whole_sizes(spec)
         shapes = {"gate_up_proj": (count, hidden, 2 * inner), "down_proj": (count, inner, hidden)}
-        self._has_halves = spec.names.layout is ExpertLayout.HALVES
-        if self._has_halves:  # outputs come before inputs
+        self._layout = spec.names.layout
+        if not self._layout.inputs_first:
             shapes = {name: (shape[0], shape[2], shape[1]) for name, shape in shapes.items()}
         biases = {"gate_up_proj_bias": (count, 2 * inner), "down_proj_bias": (count, hidden)}
         stored = {**shapes, **(biases if spec.bias else {})}
@@ -180,7 +180,9 @@ class FusedExperts:
             stored = self._stored.pop(name)
             for expert in self._numbers:
                 tensor = stored.value[expert]
-                parts = _halves(name, tensor) if self._has_halves else _divided(name, tensor)
+                if self._layout.inputs_first and not name.endswith("bias"):
+                    tensor = tensor.t()
+                parts = _separated(name, tensor, has_halves=self._layout.has_halves)
                 for target, value in parts.items():
                     place = places[f"{expert}.{target}"]
                     assert isinstance(place, StoredTensor)
@@ -256,7 +258,7 @@ def _whole_sizes(spec: ExpertsSpec) -> tuple[int, ...]:
     if share is None:
         return spec.num_experts, spec.intermediate_size, spec.hidden_size
     count, first, last = share.whole
-    return (count, last, first) if spec.names.layout is ExpertLayout.HALVES else share.whole
+    return share.whole if spec.names.layout.inputs_first else (count, last, first)
 
 
 def _parts(spec: ExpertsSpec) -> dict[str, tuple[int, int]]:
@@ -265,17 +267,16 @@ def _parts(spec: ExpertsSpec) -> dict[str, tuple[int, int]]:
     return {**dict.fromkeys(spec.input_parts, (inner, hidden)), names.down: (hidden, inner)}
 
 
-def _halves(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return the separate tensors that a tensor [outputs, inputs] of one expert stands for."""
-    if name.startswith("down"):
-        return {"down_proj.weight": tensor}
-    gate, up = tensor.chunk(2)
-    return {"gate_proj.weight": gate, "up_proj.weight": up}
+def _separated(name: str, tensor: Tensor, *, has_halves: bool) -> dict[str, Tensor]:
+    """Return the separate tensors that a fused tensor of one expert stands for, by name.
 
-
-def _divided(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return the separate tensors that a fused tensor of one expert stands for, by name."""
+    Args:
+        name: the name of the fused tensor.
+        tensor: the expert's part of it, [outputs, inputs] or [outputs].
+        has_halves: whether gate comes before up, or both are in turns.
+    """
     kind = "bias" if name.endswith("bias") else "weight"
     if name.startswith("down"):
-        return {f"down_proj.{kind}": tensor.t()}
-    return {f"gate_proj.{kind}": tensor[..., ::2].t(), f"up_proj.{kind}": tensor[..., 1::2].t()}
+        return {f"down_proj.{kind}": tensor}
+    gate, up = tensor.chunk(2) if has_halves else (tensor[::2], tensor[1::2])
+    return {f"gate_proj.{kind}": gate, f"up_proj.{kind}": up}

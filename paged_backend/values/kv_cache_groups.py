@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from paged_backend.values.windows import Chunks, Window, first_visible, window_size
+
 MAX_GROUPS = 8
 """Number of groups that a model should not exceed: each one adds a block table to each sequence."""
 
@@ -32,11 +34,11 @@ class LayerKind(NamedTuple):
     """What layers of a group have in common.
 
     Attributes:
-        window: the number of positions that a token sees, its own included; None for all.
+        window: the positions that a token sees; None for all up to its own.
         kept: what each layer keeps for a token; None if all layers of the model keep the same.
     """
 
-    window: int | None
+    window: Window | None
     kept: KVSizes | None = None
 
     @property
@@ -50,16 +52,16 @@ class KVCacheGroup:
     """Layers of one kind. Each sequence has one block table for all of them.
 
     Attributes:
-        window: the number of positions that a token sees, its own included; None for all.
+        window: the positions that a token sees; None for all up to its own.
         layers: the numbers of the layers, in the order in which they follow each other in a block.
     """
 
-    window: int | None
+    window: Window | None
     layers: tuple[int, ...]
 
 
 def layer_kinds(
-    windows: Sequence[int | None], kept: Sequence[KVSizes] | None = None
+    windows: Sequence[Window | None], kept: Sequence[KVSizes] | None = None
 ) -> list[LayerKind]:
     """Return the kind of each layer.
 
@@ -73,7 +75,7 @@ def layer_kinds(
 
 
 def group_layers(
-    windows: Sequence[int | None], max_model_len: int, kept: Sequence[KVSizes] | None = None
+    windows: Sequence[Window | None], max_model_len: int, kept: Sequence[KVSizes] | None = None
 ) -> tuple[KVCacheGroup, ...]:
     """Divide the layers of a model into groups that keep as many numbers of a token, or nearly.
 
@@ -97,7 +99,7 @@ def group_layers(
 
 
 def group_layers_of_stage(
-    windows: Sequence[int | None],
+    windows: Sequence[Window | None],
     max_model_len: int,
     layers: range,
     kept: Sequence[KVSizes] | None = None,
@@ -129,7 +131,8 @@ def _divided(
     """Return the groups of each kind of layers, as the numbers of their layers."""
     kinds: dict[LayerKind, list[int]] = {}
     for layer, (window, kept) in enumerate(layers):
-        limit = None if window is None or window >= max_model_len else window
+        is_limit = window is not None and window_size(window) < max_model_len
+        limit = window if is_limit else None
         kinds.setdefault(LayerKind(limit, kept), []).append(layer)
     room = _room({kind: len(found) for kind, found in kinds.items()}, max_model_len)
     divided = {}
@@ -148,7 +151,7 @@ def _room(num_layers: dict[LayerKind, int], max_model_len: int) -> int:
     def numbers_held(room: int) -> int:
         """Numbers for a token in the blocks that a longest sequence holds."""
         groups = num_groups(room).items()
-        return room * sum(count * (kind.window or max_model_len) for kind, count in groups)
+        return room * sum(count * _most_held(kind, max_model_len) for kind, count in groups)
 
     least, most = max(kind.numbers for kind in num_layers), max(MAX_GROUPS, len(num_layers))
     rooms = {kind.numbers * size for kind, n in num_layers.items() for size in range(1, n + 1)}
@@ -158,6 +161,11 @@ def _room(num_layers: dict[LayerKind, int], max_model_len: int) -> int:
         if room >= least and sum(num_groups(room).values()) <= most
     )
     return min(allowed, key=numbers_held)
+
+
+def _most_held(kind: LayerKind, max_model_len: int) -> int:
+    """Return the most tokens of a sequence that its next one sees in a layer of a kind."""
+    return max_model_len if kind.window is None else window_size(kind.window)
 
 
 MAX_CHECKPOINTS = 512
@@ -205,7 +213,7 @@ class KVCacheLayout:
 
     block_size: int
     max_num_batched_tokens: int
-    windows: tuple[int | None, ...] = (None,)
+    windows: tuple[Window | None, ...] = (None,)
     states: StateLayout | None = None
 
     @property
@@ -219,7 +227,7 @@ class KVCacheLayout:
         return bool(self.windows)
 
     @property
-    def sliding(self) -> Iterator[tuple[int, int]]:
+    def sliding(self) -> Iterator[tuple[int, Window]]:
         """The groups with a window, each with its number and its window."""
         for group, window in enumerate(self.windows):
             if window is not None:
@@ -229,12 +237,12 @@ class KVCacheLayout:
         """Return the number of blocks of one group that hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def first_visible_block(self, position: int, window: int) -> int:
+    def first_visible_block(self, position: int, window: Window) -> int:
         """Return the first entry of a block table with a token that the one at ``position`` sees.
 
         No later token sees an earlier entry.
         """
-        return max(0, position - window + 1) // self.block_size
+        return first_visible(position, window) // self.block_size
 
     def num_invisible_blocks(self, position: int) -> int:
         """Return the number of blocks of all groups that no token from ``position`` on sees."""
@@ -247,7 +255,7 @@ class KVCacheLayout:
         however they are divided into steps, if the blocks that no later token sees are freed before
         each step. A group without a window holds the blocks of all tokens. In a group with a
         window, a step that computes n tokens reads and writes window - 1 + n of them, which do not
-        begin at the border of a block::
+        begin at the border of a block, unless chunks do::
 
             tokens      |<- window - 1 ->|<- n tokens ->|
             blocks   |       |       |       |       |       |
@@ -258,11 +266,17 @@ class KVCacheLayout:
             if window is None:
                 total += blocks
             else:
-                span = window - 1 + self.max_num_batched_tokens
-                most = (span + self.block_size - 2) // self.block_size + 1
+                span = window_size(window) - 1 + self.max_num_batched_tokens
+                most = self._most_blocks(span, window)
                 left = blocks - self.first_visible_block(num_computed_tokens, window)
                 total += min(most, left)
         return total
+
+    def _most_blocks(self, span: int, window: Window) -> int:
+        """Return the most blocks that `span` tokens from the first visible one on lie in."""
+        if isinstance(window, Chunks) and window.size % self.block_size == 0:
+            return self.num_blocks_for(span)
+        return (span + self.block_size - 2) // self.block_size + 1
 
     def blocks_of_decode(self, num_tokens: int) -> int:
         """Return the number of blocks that a sequence of ``num_tokens`` tokens holds in a decode.

@@ -63,7 +63,11 @@ def test_the_last_layer_sees_everything_as_in_transformers() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block is true, which is not supported"),
+        ({"enable_moe_block": True}, "num_experts is missing"),
+        (
+            {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5},
+            "top_k_experts must be an integer from 1 up to 4, got 5",
+        ),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is all, which"),
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers must be an integer from 0 up to 4"),
         ({"num_kv_shared_layers": 3}, "num_kv_shared_layers is 3, so that no layer keeps keys"),

@@ -36,6 +36,7 @@ from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.outputs import SequenceOutput, TokenLogprobs
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.windows import first_visible
 
 EOS = 0
 VOCAB = 50
@@ -411,7 +412,7 @@ class EngineWithoutModel:
             table = item.block_ids[group :: self.num_groups]
             row = [token for block_id in table for token in self.content[block_id]]
             if window is not None:
-                first = max(0, item.start - window + 1)
+                first = first_visible(item.start, window)
                 row[:first] = [OUT_OF_SIGHT] * first
             tables.append(row)
         return tables

@@ -15,9 +15,13 @@ from paged_backend.values.kv_cache_groups import (
     group_layers,
     group_layers_of_stage,
 )
+from paged_backend.values.windows import Chunks, Window, first_visible
 
 some_windows = st.lists(
-    st.one_of(st.none(), st.integers(1, 14)), min_size=1, max_size=3, unique=True
+    st.one_of(st.none(), st.integers(1, 14), st.builds(Chunks, st.integers(1, 14))),
+    min_size=1,
+    max_size=3,
+    unique=True,
 ).map(tuple)
 
 
@@ -30,12 +34,16 @@ def test_groups_of_well_known_models():
     assert sizes([4096] * 32) == [(4096, 32)]  # Mistral-7B
     assert sizes([128, None] * 18) == [(128, 18), (None, 18)]  # gpt-oss-120b
     assert sizes(([4096] * 3 + [None]) * 8) == [*[(4096, 8)] * 3, (None, 8)]  # Olmo-3-7B
+    chunks = Chunks(8192)  # Llama 4 Scout
+    assert sizes(([chunks] * 3 + [None]) * 12) == [*[(chunks, 12)] * 3, (None, 12)]
     gemma_3_4b = [None if layer % 6 == 5 else 1024 for layer in range(34)]
     assert sizes(gemma_3_4b) == [*[(1024, 5)] * 5, (1024, 4), (None, 5)]
 
 
 def test_a_window_as_long_as_the_longest_sequence_is_ignored():
     assert sizes([4096, None], max_model_len=4096) == [(None, 2)]
+    assert sizes([Chunks(4096), None], max_model_len=4096) == [(None, 2)]
+    assert sizes([Chunks(64), 64, None]) == [(Chunks(64), 1), (64, 1), (None, 1)]
 
 
 def test_rare_kinds_do_not_make_many_groups():
@@ -81,7 +89,7 @@ def test_all_stages_have_the_groups_of_the_model(windows, num_stages, max_model_
 @settings(max_examples=examples(100), deadline=None)
 @given(
     block_size=st.sampled_from([1, 2, 4, 8]),
-    window=st.integers(1, 20),
+    window=st.one_of(st.integers(1, 20), st.builds(Chunks, st.integers(1, 20))),
     budget=st.integers(1, 20),
     computed=st.integers(0, 30),
     new=st.integers(1, 60),
@@ -95,7 +103,7 @@ def test_the_maximum_of_blocks_is_reached_but_never_exceeded(
 
     def held(first: int, last: int) -> int:
         """The blocks of the tokens that a step computes or sees."""
-        return len({place // block_size for place in range(max(0, first - window + 1), last)})
+        return len({place // block_size for place in range(first_visible(first, window), last)})
 
     found = max(
         held(first, last)
@@ -104,7 +112,11 @@ def test_the_maximum_of_blocks_is_reached_but_never_exceeded(
     )
     most = layout.max_blocks(computed, end)
     assert found <= most <= found + 1
-    if new >= budget + block_size and computed >= window - 1:
+    if isinstance(window, Chunks):
+        assert layout.blocks_of_decode(end) <= -(-(window.size + block_size - 1) // block_size)
+        if window.size % block_size == 0 and new >= budget + window.size:
+            assert found == most
+    elif new >= budget + block_size and computed >= window - 1:
         assert found == most
     assert KVCacheLayout(block_size, budget, (None, window)).max_blocks(computed, end) == most + (
         -(-end // block_size)
@@ -162,12 +174,13 @@ def test_slots_and_the_view_count_what_is_held():
 
 
 def hits_of_model(
-    cached: list[set[int]], windows: tuple[int | None, ...], block_size: int, most: int
+    cached: list[set[int]], windows: tuple[Window | None, ...], block_size: int, most: int
 ) -> int:
     """The longest hit in blocks, by trying each length; `cached` has block indices by group."""
     for length in range(most, 0, -1):
         seen_from = [
-            0 if window is None else max(0, length * block_size - window + 1) for window in windows
+            0 if window is None else first_visible(length * block_size, window)
+            for window in windows
         ]
         needed = (range(first // block_size, length) for first in seen_from)
         if all(set(need) <= have for need, have in zip(needed, cached, strict=True)):
@@ -218,9 +231,52 @@ def test_prefix_hits_equal_a_simple_model(windows, length, evicted, budget, orde
     for place, block_id in enumerate(hits):
         index, group = divmod(place, num_groups)
         window = windows[group]
-        last_unseen = -1 if window is None else wanted * block_size - window
-        if (index + 1) * block_size - 1 <= last_unseen:
+        first = 0 if window is None else first_visible(wanted * block_size, window)
+        if (index + 1) * block_size <= first:
             assert block_id == NULL_BLOCK
         else:
             assert names[block_id] == (index, group)
     kv.take_prefix(second, hits)
+
+
+def test_a_token_sees_its_own_chunk_only():
+    chunks = Chunks(8)
+    assert [first_visible(position, chunks) for position in (0, 7, 8, 15, 16)] == [0, 0, 8, 8, 16]
+    assert str(chunks) == "chunks of 8"
+
+
+def test_blocks_of_a_chunk_are_freed_together():
+    """Groups without a window and with chunks of 10 tokens, in blocks of 4."""
+    layout = KVCacheLayout(4, 1, (None, Chunks(10)))
+    kv = KVCacheManager(40, layout, enable_prefix_caching=True, hash_key=HASH_KEY)
+    seq = make_sequence(0, make_request("a", range(1, 31)))
+    held = []
+    for position in range(30):
+        kv.free_invisible_blocks([seq])
+        assert kv.allocate_slots(seq, 1) == []
+        seq.num_computed_tokens += 1
+        kv.check_invariants([seq])
+        held.append([index for index, block in enumerate(seq.block_ids[1::2]) if block])
+        assert held[-1][0] == position // 10 * 10 // 4
+    assert held[9] == [0, 1, 2]
+    assert held[10] == [2]  # tokens 8 and 9 of the first chunk share it with those after them
+    assert held[29] == [5, 6, 7]
+
+
+def test_a_hit_at_the_start_of_a_chunk_needs_no_block_of_the_one_before():
+    layout = KVCacheLayout(4, 64, (None, Chunks(8)))
+    kv = KVCacheManager(40, layout, enable_prefix_caching=True, hash_key=HASH_KEY)
+    first = make_sequence(0, make_request("a", range(1, 31)))
+    kv.allocate_slots(first, 30)
+    kv.register_full_blocks(first, 0, 30)
+    first.num_computed_tokens = 30
+    in_chunks = first.block_ids[1::2]
+    kv.pool.release(in_chunks[:4])  # as if they were out of sight
+    first.block_ids[1:9:2] = [NULL_BLOCK] * 4
+    while any(block in kv.pool.cached_block_ids() for block in in_chunks[:4]):
+        kv.pool.allocate()
+    hits = {}
+    for length in (9, 13, 17, 21):  # the last token is computed again
+        sequence = make_sequence(length, make_request(str(length), range(1, length + 1)))
+        hits[length] = kv.num_hit_tokens(kv.find_prefix(sequence))
+    assert hits == {9: 8, 13: 8, 17: 16, 21: 20}

@@ -26,6 +26,7 @@ from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.speculation import SpeculativeConfig
 from paged_backend.values.outputs import DraftCounts, SequenceOutput
+from paged_backend.values.windows import Chunks
 
 MAX_MODEL_LEN = 40
 HISTORIES = int(os.environ.get("HISTORIES", examples(120)))  # more for a longer search
@@ -70,7 +71,10 @@ drafters = st.one_of(
     ),
 )
 windows = st.sampled_from(
-    [(None,), (None,), (5,), (1,), (None, 6), (9, None, 9), (2, 11), (None, 3, 8), (None, 39)]
+    [
+        *[(None,), (None,), (5,), (1,), (None, 6), (9, None, 9), (2, 11), (None, 3, 8), (None, 39)],
+        *[(Chunks(6),), (None, Chunks(8)), (Chunks(5), None, 9)],
+    ]
 )
 actions = st.lists(
     st.one_of(

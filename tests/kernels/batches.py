@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from paged_kernels.attention_params import AttentionParams
 from paged_kernels.reference import paged_attention as reference
+from paged_kernels.windows import Chunks, Window
 from torch import Tensor
 
 POISON = {torch.float8_e4m3fn: 0x7F, torch.int8: 127}
@@ -93,14 +94,18 @@ class Batch:
         """A poisoned log-sum-exp."""
         return torch.full((len(self.qkv), self.num_heads), torch.nan, device=self.device)
 
-    def without_tokens_before(self, window: int) -> Batch:
+    def without_tokens_before(self, window: Window) -> Batch:
         """A copy with poison for tokens that no query sees; their blocks are not in the table."""
         hidden = copy(self)
         hidden.kv_cache, hidden.kv_scales = self.kv_cache.clone(), self.kv_scales.clone()
         hidden.block_table = self.block_table.clone()
         poison = self._poisoned(1)[0, :, :, 0].to(self.device)
         for seq, (queries, keys) in enumerate(self.lengths):
-            first = max(0, keys - queries - window + 1)
+            position = keys - queries
+            if isinstance(window, Chunks):
+                first = position // window.size * window.size
+            else:
+                first = max(0, position - window + 1)
             for key in range(first):
                 block = self.block_table[seq, key // self.block_size]
                 hidden.kv_cache[block, :, :, key % self.block_size] = poison

@@ -20,6 +20,7 @@ from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.windows import Chunks, Window
 
 # Rows of padding hold whatever was in memory, and NumPy warns of what is computed with it.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -197,14 +198,23 @@ def test_windows_and_norms_of_heads(family, tmp_path):
     oracle.confirm(work, tokens_of(run(engine, work)))
 
 
+@pytest.fixture(scope="module", params=[9, Chunks(9)], ids=str)
+def window(request) -> Window:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def window_oracle(tmp_path_factory) -> Oracle:
-    """A window of 9 tokens in the first of two layers."""
-    options = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
-    return Oracle("qwen3-window", tmp_path_factory.mktemp("window"), **TINY, **options)
+def window_oracle(window, tmp_path_factory) -> Oracle:
+    """A window of 9 tokens, or chunks of them, in the first of two layers."""
+    folder = tmp_path_factory.mktemp("window")
+    if isinstance(window, Chunks):
+        chunks = {"attention_chunk_size": window.size, "no_rope_layers": [1, 0]}
+        return Oracle("llama4", folder, **TINY, **chunks)
+    options = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window}
+    return Oracle("qwen3-window", folder, **TINY, **options)
 
 
-def test_blocks_before_the_window_are_freed_and_not_read(window_oracle):
+def test_blocks_before_the_window_are_freed_and_not_read(window, window_oracle):
     engine = engine_for(
         window_oracle,
         block_size=8,
@@ -212,7 +222,7 @@ def test_blocks_before_the_window_are_freed_and_not_read(window_oracle):
         enable_prefix_caching=False,
     )
     kv, pool = engine.scheduler.kv, engine.executor.model_runner._attention._pool.memory
-    assert kv.layout.windows == (9, None)
+    assert kv.layout.windows == (window, None)
     free, freed = kv.free_invisible_blocks, []
 
     def free_and_spoil(sequences):

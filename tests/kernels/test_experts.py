@@ -99,6 +99,16 @@ def test_the_limit_is_applied(device: torch.device) -> None:
         check(out, call | {"limit": None})
 
 
+def test_the_cube_is_applied(device: torch.device) -> None:
+    """With these factors the activation is GELU, approximated by a hyperbolic tangent."""
+    call = random_call(4, 3, 2, 32, 16, torch.float32, device)
+    call |= {"alpha": 1.5957691216, "cubic": 0.0713548162}
+    out = experts(**call)
+    check(out, call)
+    with pytest.raises(AssertionError):
+        check(out, call | {"cubic": 0.0})
+
+
 @pytest.mark.parametrize("rows", [20, 150])
 def test_all_rows_choose_one_expert(rows: int, device: torch.device) -> None:
     call = random_call(rows, 3, 1, 32, 16, torch.float32, device)

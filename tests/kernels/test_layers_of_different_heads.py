@@ -39,8 +39,9 @@ def test_heads_that_the_kernels_cannot_read_are_refused(device):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_gemma_4_gives_the_tokens_of_transformers(tmp_path):
-    oracle = Oracle("gemma4", tmp_path, intermediate_size=40)
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe"])
+def test_gemma_4_gives_the_tokens_of_transformers(family, tmp_path):
+    oracle = Oracle(family, tmp_path, intermediate_size=40)
     engine = make_engine(
         oracle.folder,
         device="cuda" if torch.cuda.is_available() else "cpu",

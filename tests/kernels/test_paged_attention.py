@@ -13,6 +13,7 @@ from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_
 from paged_kernels.paged_decode import paged_decode, plan_decode
 from paged_kernels.paged_prefill import paged_prefill, plan_prefill
 from paged_kernels.splits import SplitPlan
+from paged_kernels.windows import Chunks
 
 DECODES = [(1, 300), (1, 1), (1, 16), (1, 129), (1, 0), (1, 64)]
 MIXED = [(1, 130), (1, 7), (1, 64), (5, 17), (40, 40), (33, 130), (1, 40), (16, 32)]
@@ -77,6 +78,35 @@ def test_head_groups(device, heads, kv_heads):
 def test_sliding_window(device, window):
     check(Batch(MIXED[:6], device=device), num_decodes=3, window=window)
     check(Batch(DECODES, device=device), num_decodes=len(DECODES), window=window)
+
+
+@pytest.mark.parametrize("size", [1, 17, 64, 100, 1000])
+def test_chunks(device, size):
+    """Prompts that begin within a chunk, cross one border or several, or end at one."""
+    prompts = [(1, 130), (1, 7), (1, 64), (5, 17), (40, 40), (33, 130), (70, 201)]
+    check(Batch(prompts, device=device), num_decodes=3, window=Chunks(size))
+    decodes = [*DECODES, (1, 65), (1, 101)]  # the first tokens of chunks
+    check(Batch(decodes, device=device), num_decodes=len(decodes), window=Chunks(size))
+
+
+def test_chunks_with_every_option_of_scores(device):
+    options = {"softcap": 3.0, "sinks": per_head(4, device) * 4 - 2}
+    quantized = {"cache_dtype": torch.int8, "token_scales": True}
+    for batch in (Batch(MIXED, device=device), Batch(MIXED, device=device, **quantized)):
+        check(batch, num_decodes=3, window=Chunks(24), **options)
+
+
+def test_a_window_of_the_same_size_is_not_a_chunk(device):
+    batch = Batch([(1, 70), (9, 30)], device=device)
+    window, chunks = (batch.wanted(batch.params(window=w))[0] for w in (24, Chunks(24)))
+    assert (window - chunks).abs().max() > 0.1
+    with pytest.raises(ArgumentError, match="window must be at least 1, got 0"):
+        batch.params(window=Chunks(0)).check(batch.q, batch.kv_cache)
+    plan = plan_decode(batch.q[:1], batch.kv_cache, batch.seq_lens[:1], window=24)
+    params = batch.params(window=Chunks(24))
+    table, lengths = batch.block_table[:1], batch.seq_lens[:1]
+    with pytest.raises(ArgumentError, match="plan was made for a window of 24"):
+        paged_decode(batch.q[:1], batch.kv_cache, table, lengths, params, plan=plan)
 
 
 @pytest.mark.parametrize("softcap", [0.5, 30.0])

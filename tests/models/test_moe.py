@@ -18,10 +18,12 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.granite import granite_hybrid_keys
+from paged_backend.checkpoint.families.llama4 import llama4_keys
 from paged_backend.checkpoint.moe import MoeShape, Routing, Scoring
 from paged_backend.checkpoint.moe_reader import (
     read_gpt_oss,
     read_granite,
+    read_llama4,
     read_mixtral,
     read_nemotron_h,
     read_olmoe,
@@ -72,6 +74,10 @@ _FAMILIES: dict[str, tuple[dict[str, Any], Callable[[ConfigFile], MoeShape | Non
         {"model_type": "granitemoehybrid", "num_local_experts": 6, **_MAMBA},
         lambda config: read_granite(granite_hybrid_keys(config)),
     ),
+    "llama4": (
+        {"model_type": "llama4_text", "num_local_experts": 6, "intermediate_size_mlp": 48},
+        lambda config: read_llama4(llama4_keys(config)),
+    ),
     "nemotron": (
         {
             "model_type": "nemotron_h",
@@ -111,7 +117,8 @@ class Saved:
                     buffer.normal_(0, 0.2)
         model.save_pretrained(folder)
         self.folder = folder
-        name = {"granite": "block_sparse_moe", "nemotron": "mixer"}.get(family, "mlp")
+        names = {"granite": "block_sparse_moe", "llama4": "feed_forward", "nemotron": "mixer"}
+        name = names.get(family, "mlp")
         self.mlp: nn.Module = getattr(model.model.layers[0], name)
 
     @property
@@ -216,6 +223,8 @@ def test_a_row_alone_is_the_row_in_a_batch(
         ("gpt_oss", {"routing": Routing(3, Scoring.SOFTMAX)}),
         ("mixtral", {"routing": Routing(2, norm_topk_prob=True)}),
         ("granite", {"routing": Routing(3, Scoring.SOFTMAX)}),
+        ("llama4", {"routing": Routing(3, Scoring.SIGMOID)}),
+        ("llama4", {"shared_expert": None}),
         ("nemotron", {"routing": Routing(3, Scoring.SIGMOID, True, 1.7, True)}),
         ("nemotron", {"shared_expert": None}),
     ],

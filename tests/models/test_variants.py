@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,16 @@ import torch
 from checkpoints import make_checkpoint
 from safetensors.torch import load_file, save_file
 
+from paged_backend.checkpoint.factors import QueryGrowth
 from paged_backend.checkpoint.model_config import load_model_config
-from paged_backend.checkpoint.moe import ExpertGroups, Scoring
-from paged_backend.checkpoint.shape import Activation, LayerNorms, Rotary
+from paged_backend.checkpoint.moe import (
+    GEGLU_TANH,
+    BesideNorms,
+    ExpertGroups,
+    Scoring,
+    SwiGLU,
+)
+from paged_backend.checkpoint.shape import Activation, LayerNorms, QKNormScope, Rotary
 from paged_backend.models.attention import AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.loader import load_model
@@ -23,7 +30,15 @@ from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
 
 LENGTH = 60
+NORMS = astuple(BesideNorms())
 CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("llama4", {"windows": ()}),
+    ("llama4", {"windows": (20, 20, None, 20)}),
+    ("llama4", {"qk_norm": None}),
+    ("llama4", {"query_growth": None}),
+    ("llama4", {"query_growth": QueryGrowth(0.4, 16, only_unrotated=True)}),
+    ("llama4-plain", {"qk_norm": QKNormScope.ROTATED_HEAD}),
+    ("llama4-plain", {"query_growth": QueryGrowth(0.4, 16, first=1)}),
     ("mistral", {"windows": ()}),
     ("ministral", {"windows": ()}),
     ("ministral3", {"query_growth": None}),
@@ -97,6 +112,8 @@ def test_a_part_that_is_left_out_shows(
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
+        ("llama4", {"of_inputs": False}),
+        ("llama4-plain", {"scoring": Scoring.SOFTMAX}),
         ("deepseek-v2", {"groups": None}),
         ("deepseek-v2", {"scale": 1.0}),
         ("deepseek-v3", {"groups": None}),
@@ -104,6 +121,7 @@ def test_a_part_that_is_left_out_shows(
         ("deepseek-v3", {"scale": 1.0}),
         ("deepseek-v3", {"norm_topk_prob": False}),
         ("glm4-moe-lite", {"scoring": Scoring.SOFTMAX}),
+        ("gemma4-moe", {"num_experts_per_tok": 1}),
         ("granite-hybrid-moe", {"scoring": Scoring.SOFTMAX}),
         ("kimi-linear", {"groups": None}),
         ("kimi-linear", {"scale": 1.0}),
@@ -144,6 +162,38 @@ def test_weights_that_are_left_out_are_refused(
         match=r"(norm.weight|sinks|scalar|per_layer.weight) has no place in this architecture",
     ):
         logits(tmp_path, changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation": SwiGLU()},
+        {"activation": replace(GEGLU_TANH, cubic=0.0)},
+        {"beside_norms": BesideNorms(mlp_input=NORMS[2], experts_input=NORMS[0])},
+        {"beside_norms": BesideNorms(mlp_output=NORMS[3], experts_output=NORMS[1])},
+        {"beside_norms": BesideNorms(router=NORMS[0], mlp_input=NORMS[4])},
+    ],
+)
+def test_another_activation_or_norm_beside_an_mlp_shows(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = make_checkpoint("gemma4-moe", tmp_path)
+    with torch.no_grad():
+        expected = reference(torch.arange(LENGTH).unsqueeze(0)).logits[0]
+    torch.testing.assert_close(logits(tmp_path, {}), expected, atol=1e-4, rtol=1e-4)
+    moe = load_model_config(tmp_path).moe
+    assert moe is not None
+    found = logits(tmp_path, {"moe": replace(moe, **changes)})
+    assert (found - expected).abs().max() > 1e-2 * expected.std()
+
+
+def test_factors_of_experts_that_are_left_out_are_refused(tmp_path: Path) -> None:
+    make_checkpoint("gemma4-moe", tmp_path)
+    moe = load_model_config(tmp_path).moe
+    assert moe is not None
+    changed = replace(moe, routing=replace(moe.routing, has_factors=False))
+    with pytest.raises(ConfigError, match=r"per_expert_scale has no place"):
+        logits(tmp_path, {"moe": changed})
 
 
 def test_keys_and_values_of_another_layer_show(tmp_path: Path) -> None:

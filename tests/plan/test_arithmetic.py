@@ -46,6 +46,7 @@ from paged_backend.values.kv_cache_groups import (
     num_state_slots,
 )
 from paged_backend.values.options.scheduling import GPU_LIMITS
+from paged_backend.values.windows import Chunks
 
 KIB, GIB = 2**10, 2**30
 BF16, KV16 = WEIGHT_TYPES["bfloat16"], KV_TYPES["bfloat16"]
@@ -190,6 +191,9 @@ def test_a_window_bounds_what_is_read_but_not_what_is_kept() -> None:
     assert kv(shape).bytes_seen(32768) == 4096 * 128 * KIB
     half = replace(LLAMA_8B, variant=Variant(windows=(4096, None) * 16))
     assert kv(half).bytes_seen(8192) == (4096 + 8192) * 64 * KIB
+    chunks = replace(LLAMA_8B, variant=Variant(windows=(Chunks(4096),) * 32))
+    assert kv(chunks).bytes_seen(4000) == 4000 * 128 * KIB
+    assert kv(chunks).bytes_seen(32768) == 2048.5 * 128 * KIB  # the mean of all places in a chunk
 
 
 def test_gpus_share_heads_until_there_are_none_left() -> None:
@@ -278,6 +282,8 @@ def test_equal_lengths_by_hand() -> None:
     assert lengths.mean_blocks(KVCacheLayout(4, 64)) == 22 / 6
     # The last token sees those from 5 ... 10 on: 1, 1, 1, 2, 2, 2 blocks are freed.
     assert lengths.mean_blocks(KVCacheLayout(4, 64, (None, 6))) == (2 * 22 - 9) / 6
+    # In chunks of 6 it sees those from 6, 6, 12, 12, 12, 12 on: 1, 1, 3, 3, 3, 3 blocks.
+    assert lengths.mean_blocks(KVCacheLayout(4, 64, (None, Chunks(6)))) == (2 * 22 - 14) / 6
 
 
 def test_lengths_weigh_by_the_steps_that_they_run() -> None:
@@ -341,6 +347,9 @@ def test_prompt_attention_within_a_window() -> None:
     shape = replace(LLAMA_8B, num_layers=1, variant=Variant(windows=(3,)))
     assert prompt_attention_flops(shape, 5) == 4 * 4096 * (1 + 2 + 3 + 3 + 3)
     assert prompt_attention_flops(shape, 2) == 4 * 4096 * (1 + 2)
+    chunks = replace(LLAMA_8B, num_layers=1, variant=Variant(windows=(Chunks(3),)))
+    assert prompt_attention_flops(chunks, 5) == 4 * 4096 * (1 + 2 + 3 + 1 + 2)
+    assert prompt_attention_flops(chunks, 2) == 4 * 4096 * (1 + 2)
 
 
 def test_gpus_share_the_work() -> None:
@@ -521,8 +530,8 @@ def test_gpus_that_share_latent_attention_divide_its_heads() -> None:
     assert list(group_sizes(deepseek_v3())) == [1, 2, 4, 8, 16, 32, 64]
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gemma4-plain"])
-def test_layers_of_different_sizes_as_the_engine_counts_them(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-plain", "llama4"])
+def test_layers_that_differ_as_the_engine_counts_them(family: str, tmp_path: Path) -> None:
     """Its bytes of a token and its blocks, in the memory that the engine has."""
     oracle = Oracle(family, tmp_path)
     info = make_engine(oracle.folder).executor.info
@@ -533,9 +542,8 @@ def test_layers_of_different_sizes_as_the_engine_counts_them(family: str, tmp_pa
     assert info.kv_bytes_per_token == sizes.bytes_per_token
     assert info.num_blocks == 16 * 2**20 // sizes.block_bytes(groups, 16)
     counted = count_parameters(shape)
-    assert counted.total == sum(weight.numel() for weight in oracle.model.state_dict().values()) - (
-        counted.embedding  # the output layer is the embedding
-    )
+    total = sum(weight.numel() for weight in oracle.model.state_dict().values())
+    assert counted.total == total - (counted.embedding if shape.tied_embeddings else 0)
 
 
 def test_layers_that_share_keys_and_values_read_them_each(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.portable.attention import TorchAttention
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import KVCacheGroup
+from paged_backend.values.windows import Chunks, Window, first_visible
 
 NUM_LAYERS = 2
 GROUPS = (KVCacheGroup(None, tuple(range(NUM_LAYERS))),)
@@ -69,7 +70,11 @@ def dense(qkv: Tensor, layer: AttentionLayer, as_stored: Callable[[Tensor], Tens
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
     distance = positions[:, None] - positions
-    hidden = (distance < 0) | (distance >= (layer.window or length))
+    hidden = distance < 0
+    if isinstance(layer.window, Chunks):
+        hidden |= positions[:, None] // layer.window.size != positions // layer.window.size
+    elif layer.window is not None:
+        hidden |= distance >= layer.window
     scores = scores.masked_fill(hidden, -math.inf)
     if layer.sinks is not None:
         sinks = layer.sinks.double()[:, None, None].expand(-1, length, 1)
@@ -122,12 +127,12 @@ class Batch:
         backend: AttentionBackend,
         spans: list[tuple[int, int]],
         layer: int = 0,
-        window: int | None = None,
+        window: Window | None = None,
     ) -> Tensor:
         rows = torch.cat([x[a:b] for x, (a, b) in zip(self.qkv, spans, strict=True)])
         return backend.attend(self.layer(layer, window), rows.clone(), self.meta(spans))
 
-    def layer(self, index: int, window: int | None) -> AttentionLayer:
+    def layer(self, index: int, window: Window | None) -> AttentionLayer:
         kv_heads, head_dim, _ = self.spec.sizes[index]
         sizes = self.heads, kv_heads, head_dim, head_dim**-0.5
         return AttentionLayer(
@@ -135,7 +140,7 @@ class Batch:
         )
 
     def run(
-        self, backend: AttentionBackend, layer: int = 0, window: int | None = None
+        self, backend: AttentionBackend, layer: int = 0, window: Window | None = None
     ) -> tuple[Tensor, Tensor]:
         """What the backend computes in the last of two steps, and what is right."""
         cached = [(0, total - queries) for queries, total in self.lengths]
@@ -166,10 +171,10 @@ def assert_close(got: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("window", [None, 1, 20, 150])
+@pytest.mark.parametrize("window", [None, 1, 20, 150, Chunks(1), Chunks(20), Chunks(128)])
 @pytest.mark.parametrize("block_size", [8, 16, 64, 256])
 def test_ragged_batch_over_scattered_blocks(
-    make: Make, block_size: int, window: int | None
+    make: Make, block_size: int, window: Window | None
 ) -> None:
     batch = make_batch(RAGGED, heads=4, kv_heads=2, head_dim=32, block_size=block_size)
     assert_close(*batch.run(make_backend(make, batch), window=window))
@@ -183,11 +188,11 @@ def test_head_layouts(make: Make, heads: int, kv_heads: int, head_dim: int) -> N
     assert_close(*batch.run(make_backend(make, batch)))
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", [None, 20, Chunks(20)])
 @pytest.mark.parametrize(
     "options", [{"softcap": 0.7}, {"sinks": True}, {"softcap": 3.0, "sinks": True}]
 )
-def test_soft_cap_and_sinks(make: Make, options: dict[str, Any], window: int | None) -> None:
+def test_soft_cap_and_sinks(make: Make, options: dict[str, Any], window: Window | None) -> None:
     batch = make_batch(RAGGED, heads=4, kv_heads=2, head_dim=32, block_size=16)
     batch.options = options | ({"sinks": torch.randn(4)} if "sinks" in options else {})
     assert_close(*batch.run(make_backend(make, batch), window=window))
@@ -237,14 +242,14 @@ def hide_what_is_out_of_sight(batch: Batch, backend: AttentionBackend, first: in
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("block_size", [8, 16, 32, 256])
-@pytest.mark.parametrize("window", [1, 20, 130, 300])
-def test_blocks_before_the_window_are_not_read(make: Make, block_size: int, window: int) -> None:
+@pytest.mark.parametrize("window", [1, 20, 130, 300, Chunks(20), Chunks(128), Chunks(300)])
+def test_blocks_before_the_window_are_not_read(make: Make, block_size: int, window: Window) -> None:
     batch = make_batch([(1, 660), (1, 700)], 4, 2, 16, block_size)
     batch.options = {"softcap": 3.0} if window == 20 else {}
     backend = make_backend(make, batch)
     batch.step(backend, [(0, 600), (0, 600)], window=window)
     for spans in ([(600, 601), (600, 605)], [(601, 660), (605, 700)]):
-        hide_what_is_out_of_sight(batch, backend, spans[0][0] - window + 1)
+        hide_what_is_out_of_sight(batch, backend, first_visible(spans[0][0], window))
         got = batch.step(backend, spans, window=window)
         layer = batch.layer(0, window)
         wanted = [

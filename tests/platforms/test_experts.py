@@ -11,6 +11,7 @@ from paged_kernels.reference import choose_experts as reference
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import (
+    GEGLU_TANH,
     ExpertGroups,
     ExpertLayout,
     ExpertNames,
@@ -26,6 +27,7 @@ from paged_backend.platforms.cpu.bf16_kernels import MANY_ROWS
 from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.platforms.portable import layers as torch_layers
+from paged_backend.platforms.portable.experts import swiglu
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 
@@ -74,7 +76,8 @@ def expected(
             else:
                 gate = linear(f"{expert}.gate_proj", x[row].double()).clamp(max=limit)
                 up = up.clamp(-limit, limit)
-                sigmoid = torch.sigmoid(spec.activation.alpha * gate)
+                inner = spec.activation.alpha * gate + spec.activation.cubic * gate**3
+                sigmoid = torch.sigmoid(inner)
                 inner = (up + spec.activation.up_offset) * gate * sigmoid
             out[row] += factor * linear(f"{expert}.down_proj", inner)
     return out
@@ -171,6 +174,36 @@ def test_fused_tensors_are_those_of_granite(platform: Platform) -> None:
         names[f"{expert}.down_proj.weight"] = weights["down_proj"][expert]
     call = choose(6, spec, 2)
     assert_close(platform, experts(*call), expected(spec, names, *call))
+
+
+@on_each_platform
+def test_fused_tensors_are_those_of_llama4(platform: Platform) -> None:
+    """Gate is before up, and inputs come before outputs."""
+    spec = ExpertsSpec(3, 24, 20)
+    fused = replace(spec, names=ExpertNames(layout=ExpertLayout.COLUMNS))
+    experts, weights = make(platform, fused)
+    names: dict[str, Tensor] = {}
+    for expert in range(3):
+        names[f"{expert}.gate_proj.weight"] = weights["gate_up_proj"][expert, :, :20].t()
+        names[f"{expert}.up_proj.weight"] = weights["gate_up_proj"][expert, :, 20:].t()
+        names[f"{expert}.down_proj.weight"] = weights["down_proj"][expert].t()
+    call = choose(6, spec, 2)
+    assert_close(platform, experts(*call), expected(spec, names, *call))
+
+
+@on_each_platform
+def test_the_cube_makes_gelu_of_the_activation(platform: Platform) -> None:
+    spec = ExpertsSpec(3, 40, 24, GEGLU_TANH)
+    experts, weights = make(platform, spec)
+    x, *choice = choose(6, spec, 2)
+    call = 20 * x, *choice  # where GELU is far from its linear part
+    assert_close(platform, experts(*call), expected(spec, weights, *call))
+    gate, up = torch.linspace(-6, 6, 200), torch.ones(200)
+    wanted = torch.nn.functional.gelu(gate.double(), approximate="tanh")
+    torch.testing.assert_close(swiglu(gate, up, GEGLU_TANH).double(), wanted, atol=1e-6, rtol=1e-5)
+    linear = ExpertsSpec(3, 40, 24, replace(GEGLU_TANH, cubic=-1.0))
+    with pytest.raises(AssertionError):
+        assert_close(platform, experts(*call), expected(linear, weights, *call))
 
 
 def test_packing_frees_the_plain_weights() -> None:

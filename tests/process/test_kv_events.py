@@ -21,7 +21,7 @@ from kv_event_subscriber import Cache, Subscriber
 from paged_backend.core.block_hash import DIGEST_SIZE
 from paged_backend.core.cache_journal import CacheJournal, CacheState
 from paged_backend.process.kv_events import publisher as publisher_module
-from paged_backend.process.kv_events.events import events_of, short_hash
+from paged_backend.process.kv_events.events import BlockStored, events_of, short_hash
 from paged_backend.process.kv_events.publisher import KVEventPublisher
 from paged_backend.process.kv_events.queue import Changes, EventQueue, Lost
 from paged_backend.process.kv_events.sender import MAX_WAITING
@@ -30,6 +30,7 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.lora import LoRARequest
 from paged_backend.values.options.kv_events import KVEventsConfig, is_bound
+from paged_backend.values.windows import Chunks
 
 ENGINE = Path(__file__).with_name("kv_event_engine.py")
 STEPS = int(os.environ.get("KV_EVENT_STEPS", "200"))  # 10000 for a longer search
@@ -158,6 +159,19 @@ def journal_with(num_blocks: int, parent: bytes | None = None) -> CacheJournal:
         journal.add(block_hash, parent, [1, 2, 3, 4], 0)
         parent = block_hash
     return journal
+
+
+def test_vllms_names_for_the_attention_of_groups() -> None:
+    layout = KVCacheLayout(4, 16, (None, 8, Chunks(8)))
+    journal = CacheJournal(layout)
+    for group in range(3):
+        journal.add(os.urandom(DIGEST_SIZE), None, [1, 2, 3, 4], group)
+    stored = [e for e in events_of(journal.take(), layout) if isinstance(e, BlockStored)]
+    assert [(e.kv_cache_spec_kind, e.kv_cache_spec_sliding_window) for e in stored] == [
+        ("full_attention", None),
+        ("sliding_window", 8),
+        ("chunked_local_attention", None),
+    ]
 
 
 @pytest.fixture

@@ -56,6 +56,15 @@ def torch_threads() -> Iterator[None]:
             id="layers of several shapes, shared keys and values",
         ),
         pytest.param("gemma4-plain", EVEN, [TP2, TP2_PP2], id="the same without shared ones"),
+        pytest.param(
+            "gemma4-moe",
+            {**EVEN, "vocab_size_per_layer_input": EVEN["vocab_size"]},
+            [TP2, EP2],
+            id="the same with experts beside the MLP",
+        ),
+        pytest.param(
+            "llama4", EVEN, [TP2, TP2_PP2, EP2], id="chunks, factors on what experts read"
+        ),
         pytest.param("phi3", EVEN, [TP2], id="fused projections"),
         pytest.param("glm4", {}, [TP2], id="interleaved rotary pairs"),
         pytest.param("granite", {}, [PP2], id="factors on embeddings, layers and logits"),

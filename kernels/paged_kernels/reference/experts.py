@@ -18,6 +18,7 @@ def experts(
     alpha: float = 1.0,
     limit: float | None = None,
     up_offset: float = 0.0,
+    cubic: float = 0.0,
     gated: bool = True,
 ) -> Tensor:
     """Reference for `paged_kernels.experts.experts`, not rounded."""
@@ -31,7 +32,7 @@ def experts(
                 gate, up = both[::2], both[1::2]
                 if limit is not None:
                     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-                activated = (up + up_offset) * gate * (alpha * gate).sigmoid()
+                activated = (up + up_offset) * gate * (alpha * gate + cubic * gate**3).sigmoid()
             else:
                 activated = both.relu().square()
             result = down[expert].double() @ activated

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_kernels.attention_params import AttentionParams
+from paged_kernels.windows import Chunks
 
 
 def paged_attention(
@@ -67,7 +68,11 @@ def attend(
         s = s + params.alibi_slopes.double()[:, None, None] * distance
     if causal:
         s = s.masked_fill(distance > 0, -math.inf)
-    if params.window is not None:
+    if isinstance(params.window, Chunks):
+        chunks = torch.arange(len(k), device=q.device) // params.window.size
+        own = (positions // params.window.size)[:, None]
+        s = s.masked_fill(chunks != own, -math.inf)
+    elif params.window is not None:
         s = s.masked_fill(distance <= -params.window, -math.inf)
     if params.sinks is not None and len(k):  # an extra key per head, without a value
         sink = params.sinks.double()[:, None, None].expand(-1, len(q), 1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.factors import LayerFactors
 from paged_backend.checkpoint.families.keys import (
     FULL,
     LINEAR,
@@ -16,7 +17,6 @@ from paged_backend.checkpoint.families.mamba2 import read_mamba2
 from paged_backend.checkpoint.limits import MAX_INNER_SIZE
 from paged_backend.checkpoint.mixers import Mamba2Shape
 from paged_backend.checkpoint.shape import (
-    LayerFactors,
     LayerNorms,
     ModuleNames,
     Rotary,

@@ -13,6 +13,7 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.granite import granite_hybrid_keys
 from paged_backend.checkpoint.families.kimi import kimi_linear_keys
 from paged_backend.checkpoint.families.lfm2 import lfm2_keys, lfm2_moe_keys
+from paged_backend.checkpoint.families.llama4 import llama4_keys
 from paged_backend.checkpoint.families.nemotron_h import nemotron_h_keys
 from paged_backend.checkpoint.families.recurrent_gemma import recurrent_gemma_keys
 
@@ -92,6 +93,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_theta": 1_000_000.0,
     },
+    "Llama4ForCausalLM": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
     "Ministral3ForCausalLM": {"rms_norm_eps": 1e-5},
     "MiniCPM3ForCausalLM": {
         "dim_model_base": 256,
@@ -157,6 +159,7 @@ _USUAL_KEYS: dict[str, Callable[[ConfigFile], ConfigFile]] = {
     "KimiLinearForCausalLM": kimi_linear_keys,
     "Lfm2ForCausalLM": lfm2_keys,
     "Lfm2MoeForCausalLM": lfm2_moe_keys,
+    "Llama4ForCausalLM": llama4_keys,
     "NemotronHForCausalLM": nemotron_h_keys,
     "RecurrentGemmaForCausalLM": recurrent_gemma_keys,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
@@ -17,6 +18,7 @@ from paged_backend.checkpoint.families.keys import (
 )
 from paged_backend.checkpoint.layer_sizes import LayerInputs, LayerSizes
 from paged_backend.checkpoint.limits import MAX_HEAD_DIM, MAX_HEADS
+from paged_backend.checkpoint.moe_reader import read_gemma4
 from paged_backend.checkpoint.shape import Activation, QKNormScope, Rotary, Variant
 from paged_backend.values.validation import shorten
 
@@ -32,16 +34,15 @@ _ROPES: dict[str, dict[str, Any]] = {
 
 def gemma4(config: ConfigFile, num_layers: int) -> Variant:
     """Read the variant of a Gemma 4 checkpoint."""
-    if config.flag("enable_moe_block", False):
-        raise config.error("enable_moe_block", "is true, which is not supported")
     if config.value("use_bidirectional_attention") == "all":
         raise config.error("use_bidirectional_attention", "is all, which is not supported")
     kinds = layer_types(config, last_of_each(6, num_layers))
     kinds = (*kinds[:-1], FULL)  # as in transformers, whatever the file says
+    moe = read_gemma4(config) if config.flag("enable_moe_block", False) else None
     return Variant(
         biases=attention_biases(config),
         windows=windows_of(config, kinds, default=512),
-        norms=NORMS,
+        norms=NORMS if moe is None else replace(NORMS, mlp_input=None),
         qk_norm=QKNormScope.HEAD,
         value_norm=True,
         activation=Activation.GELU_TANH,
@@ -52,6 +53,7 @@ def gemma4(config: ConfigFile, num_layers: int) -> Variant:
         layers=_layers(config, kinds),
         layer_inputs=_layer_inputs(config),
         layer_scalars=True,
+        moe=moe,
     )
 
 

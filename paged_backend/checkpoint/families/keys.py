@@ -10,7 +10,7 @@ from paged_backend.checkpoint.shape import Biases, Rotary, Windows
 from paged_backend.values.validation import shorten
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-CONVOLUTION = "conv"
+CHUNKED, CONVOLUTION = "chunked_attention", "conv"
 
 
 class ActivationKey(NamedTuple):
@@ -91,6 +91,19 @@ def one_window(config: ConfigFile, num_layers: int, default: int | None = None) 
     if "sliding_window" not in config and default is None:
         return (None,) * num_layers
     return (config.integer("sliding_window", default, high=MAX_WINDOW),) * num_layers
+
+
+def rotated_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
+    """Read which layers have a rotary embedding; despite its name, the list has 1 for those."""
+    flags = config.value("no_rope_layers")
+    if flags is None:
+        interval = config.integer("no_rope_layer_interval", 4)
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    is_list = isinstance(flags, list) and len(flags) >= num_layers
+    if not is_list or not all(flag in (0, 1) for flag in flags):
+        problem = f"must be a list of {num_layers} numbers, 0 or 1, got {shorten(flags)}"
+        raise config.error("no_rope_layers", problem)
+    return tuple(bool(flag) for flag in flags[:num_layers])
 
 
 def rope_section(config: ConfigFile, **defaults: Any) -> ConfigFile:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.factors import ResidualFactors
 from paged_backend.checkpoint.families.keys import FULL, LINEAR, layer_types, one_window
 from paged_backend.checkpoint.limits import MAX_HEAD_DIM, MAX_HEADS
 from paged_backend.checkpoint.mixers import LightningShape
 from paged_backend.checkpoint.moe_reader import read_mixtral
-from paged_backend.checkpoint.shape import ResidualFactors, Variant
+from paged_backend.checkpoint.shape import Variant
 
 
 def minimax(config: ConfigFile, num_layers: int) -> Variant:

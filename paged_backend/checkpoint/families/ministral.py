@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.factors import QueryGrowth
 from paged_backend.checkpoint.families.keys import (
     FULL,
     SLIDING,
@@ -12,7 +13,7 @@ from paged_backend.checkpoint.families.keys import (
     windows_of,
 )
 from paged_backend.checkpoint.limits import MAX_POSITIONS
-from paged_backend.checkpoint.shape import QueryGrowth, Variant
+from paged_backend.checkpoint.shape import Variant
 
 
 def ministral(config: ConfigFile, num_layers: int) -> Variant:

@@ -22,6 +22,7 @@ from paged_backend.platforms.cpu.softmax import LOWEST
 from paged_backend.platforms.cpu.vector_attention import vector_kernels
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import KVSizes
+from paged_backend.values.windows import Chunks, window_size
 
 _LOG2E = math.log2(math.e)
 _NO_WINDOW = 1 << 40
@@ -132,7 +133,8 @@ class CpuAttention(AttentionBackend):
                 self._spec.block_size,
                 _bits(layer.scale * _LOG2E),
                 _bits((layer.softcap or 0.0) * _LOG2E),
-                _NO_WINDOW if layer.window is None else layer.window,
+                _NO_WINDOW if layer.window is None else window_size(layer.window),
+                int(isinstance(layer.window, Chunks)),
                 int(reads_bfloat16(layer.reader)),
             )
             addresses = tuple(tensor.data_ptr() for tensor in tensors)

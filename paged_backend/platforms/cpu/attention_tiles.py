@@ -32,7 +32,7 @@ from paged_backend.platforms.cpu.threads import (
 CHUNK = 256
 """Keys between two updates of the running softmax, if a block is not larger."""
 
-_NUM_ARGUMENTS = 29
+_NUM_ARGUMENTS = 30
 _ONE = np.float32(1.0)
 _TWO_LOG2E = np.float32(2 * math.log2(math.e))
 
@@ -56,7 +56,8 @@ class Step(NamedTuple):
     block_size: Any
     scale: Any
     softcap: Any  # 0 for none
-    window: Any
+    window: Any  # the most positions that a token sees
+    chunked: Any  # 1 if they are those of its chunk, else the last ones
     rounds: Any  # 1 if `out` is in bf16, else 0
 
 
@@ -104,6 +105,7 @@ def unpack(arguments: Any, number: Any) -> Step:
         scale_bits,
         softcap_bits,
         window,
+        chunked,
         rounds,
     ) = numba.carray(arguments, _NUM_ARGUMENTS)
     num_scales = num_blocks if own_scales else 1
@@ -125,6 +127,7 @@ def unpack(arguments: Any, number: Any) -> Step:
         np.float32(np.int64(scale_bits).view(np.float64)),
         np.float32(np.int64(softcap_bits).view(np.float64)),
         window,
+        chunked,
         rounds,
     )
 
@@ -214,6 +217,14 @@ def _load(
 
 
 @device_function
+def _first_visible(step: Step, position: int) -> Any:
+    """Return the first position that a token sees."""
+    if step.chunked != 0:
+        return position // step.window * step.window
+    return max(0, position - step.window + 1)
+
+
+@device_function
 def _cap(scratch: Scratch, rows: int, skipped: int, num_keys: int, softcap: Any) -> None:
     """Replace scores by softcap * tanh(score / softcap)."""
     for row in range(rows):
@@ -278,7 +289,7 @@ def make_attend(stored: StoredNumbers, products: Products) -> Any:
         end = position + count
         _load(step, scratch, start, rows, position, head, group)
         prepare(step, scratch, rows)
-        begin = max(0, position - step.window + 1)
+        begin = _first_visible(step, position)
         for base in range(begin // chunk * chunk, end, chunk):
             num_keys = min(chunk, end - base)
             skipped = max(0, begin - base) // step.block_size * step.block_size
@@ -286,12 +297,12 @@ def make_attend(stored: StoredNumbers, products: Products) -> Any:
             if step.softcap > 0:
                 _cap(scratch, rows, skipped, num_keys, step.softcap)
             for row in range(rows):
-                here = position + row // group - base
-                first = min(max(0, here - step.window + 1), num_keys)
+                here = position + row // group
+                first = min(max(0, _first_visible(step, here) - base), num_keys)
                 scratch.maxima[row], scratch.totals[row] = weigh(
                     *(scores + row * chunk * 4, sums + row * head_dim * 4, head_dim),
                     (scratch.maxima[row], scratch.totals[row]),
-                    (first, min(here + 1, num_keys), num_keys),
+                    (first, min(here - base + 1, num_keys), num_keys),
                 )
             add_values(step, scratch, rows, seq, head, base, skipped, num_keys)
         _store(step, scratch, start, rows, head, group)

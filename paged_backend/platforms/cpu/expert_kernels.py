@@ -35,7 +35,7 @@ from paged_backend.platforms.cpu.tiles import LANES, Float32, make_multiply
 _PANELS = 4  # panels of a piece of work, at most
 _WIDTH = _PANELS * LANES
 _BLOCK = 48  # rows of sums that are kept before they are finished; a multiple of full tiles
-_NUM_ARGUMENTS = 15  # the counter included
+_NUM_ARGUMENTS = 16  # the counter included
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,15 @@ class ExpertWeights:
 def _finish_gate_up(words: Any, first: int, rows: int, column: int, sums: Any) -> None:
     """Store the activation of the sums of gate and up; their panels take turns."""
     out_at, num_pairs, inner = words[9], words[10], words[11]
-    alpha, limit, up_offset = float_of(words[12]), float_of(words[13]), float_of(words[14])
+    alpha, limit = float_of(words[12]), float_of(words[13])
+    up_offset, cubic = float_of(words[14]), float_of(words[15])
     out = floats(out_at, (num_pairs, inner))
     for row in range(rows):
         for panel in range(0, sums.shape[1], 2 * LANES):
             values = sums[row, panel : panel + 2 * LANES]
             for lane in range(LANES):
                 gate, up = values[lane], values[LANES + lane]
-                values[lane] = swiglu(gate, up, alpha, limit, up_offset)
+                values[lane] = swiglu(gate, up, alpha, limit, up_offset, cubic)
             start = (column + panel) // 2
             for lane in range(min(LANES, inner - start)):
                 out[first + row, start + lane] = values[lane]
@@ -321,7 +322,7 @@ def activate(
     """
     out = torch.empty(len(x), inner)
     if activation is None:
-        _up(x, gate_up, groups, out, 0, 0, 0)
+        _up(x, gate_up, groups, out, 0, 0, 0, 0)
     else:
         _gate_up(x, gate_up, groups, out, *activation_bits(activation))
     return out
@@ -342,7 +343,7 @@ def add_experts(
     and a sum is computed in the order of its columns. With `has_absent`, pairs may be in no group.
     """
     outputs = torch.zeros(len(x), hidden) if has_absent else torch.empty(len(x), hidden)
-    constants = groups.pairs.data_ptr(), expert_weights.data_ptr(), 0
+    constants = groups.pairs.data_ptr(), expert_weights.data_ptr(), 0, 0
     _down(x, down, groups, outputs, *constants)
     out = torch.empty(len(expert_weights), hidden)
     _add_ranks()(outputs.data_ptr(), out.data_ptr(), *expert_weights.shape, hidden)

@@ -123,10 +123,11 @@ def _gated(gate_up: Tensor, kernel: ParallelKernel, *arguments: int) -> Tensor:
 
 
 @cache
-def activation_bits(activation: SwiGLU) -> tuple[int, int, int]:
+def activation_bits(activation: SwiGLU) -> tuple[int, ...]:
     """Return the parameters of an activation as arguments of a kernel."""
     limit = _NO_LIMIT if activation.limit is None else activation.limit
-    return float_bits(activation.alpha), float_bits(limit), float_bits(activation.up_offset)
+    numbers = activation.alpha, limit, activation.up_offset, activation.cubic
+    return tuple(map(float_bits, numbers))
 
 
 def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
@@ -225,8 +226,10 @@ def _norm_heads_rows(arguments: Any) -> None:
 
 
 def _swiglu_rows(arguments: Any) -> None:
-    _, address, out_address, rows, size, alpha, limit, up_offset = numba.carray(arguments, 8)
-    numbers = float_of(alpha), float_of(limit), float_of(up_offset)
+    (_, address, out_address, rows, size, alpha, limit, up_offset, cubic) = numba.carray(
+        arguments, 9
+    )
+    numbers = float_of(alpha), float_of(limit), float_of(up_offset), float_of(cubic)
     gate_up, out = floats(address, (rows, 2, size)), floats(out_address, (rows, size))
     start, end = claim_rows(arguments, rows)
     while start < end:

@@ -174,11 +174,12 @@ def normal_cdf(x: Any) -> Any:
 
 
 @device_function
-def swiglu(gate: Any, up: Any, alpha: Any, limit: Any, up_offset: Any) -> Any:
-    """Compute (up + up_offset) * gate * sigmoid(alpha * gate) for clamped float32.
+def swiglu(gate: Any, up: Any, alpha: Any, limit: Any, up_offset: Any, cubic: Any) -> Any:
+    """Compute (up + up_offset) * gate * sigmoid(alpha * gate + cubic * gate ** 3) in float32.
 
     Gate is at most the limit, and up is between its negative and the limit.
     """
     gate = min(gate, limit)
     up = max(min(up, limit), -limit)
-    return (up + up_offset) * (gate * sigmoid(alpha * gate))
+    factor = alpha + cubic * gate * gate
+    return (up + up_offset) * (gate * sigmoid(factor * gate))

@@ -15,6 +15,8 @@ from paged_kernels.paged_attention import CascadePlan, paged_attention, plan_cas
 from paged_kernels.paged_decode import plan_decode
 from paged_kernels.paged_prefill import plan_prefill
 from paged_kernels.splits import SplitPlan
+from paged_kernels.windows import Chunks as KernelChunks
+from paged_kernels.windows import Window as KernelWindow
 from torch import Tensor
 
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
@@ -23,6 +25,7 @@ from paged_backend.models.kv_pool import PoolTensor
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import KVSizes
+from paged_backend.values.windows import Chunks, Window
 
 Pairs = list[tuple[int, int]]
 MAX_HEAD_DIM = 256
@@ -32,7 +35,7 @@ MAX_HEAD_DIM = 256
 class PlanShape(NamedTuple):
     """What the plan of a step's splits depends on, beside its lengths."""
 
-    window: int | None
+    window: Window | None
     kept: KVSizes
 
 
@@ -92,7 +95,11 @@ class TritonAttention(AttentionBackend):
         )
         q = qkv.view(len(qkv), -1, layer.head_dim)[:, : layer.num_heads]
         params = AttentionParams(
-            layer.scale, window=layer.window, softcap=layer.softcap, sinks=layer.sinks, **scales
+            layer.scale,
+            window=_kernel_window(layer.window),
+            softcap=layer.softcap,
+            sinks=layer.sinks,
+            **scales,
         )
         attended = paged_attention(
             q,
@@ -138,7 +145,7 @@ class TritonAttention(AttentionBackend):
             self._plans[key] = (
                 plan_cascade(q, cache, table, lengths, num_shared_blocks=num_shared)
                 if num_shared
-                else plan_decode(q, cache, lengths, window=shape.window)
+                else plan_decode(q, cache, lengths, window=_kernel_window(shape.window))
             )
         return self._plans[key]
 
@@ -151,7 +158,8 @@ class TritonAttention(AttentionBackend):
         self._follow(meta)
         if shape not in self._prompt_plans:
             prompts, first_seq = (meta.seq_lens, meta.query_start_loc), meta.num_decodes
-            plan = plan_prefill(q, cache, *prompts, first_seq=first_seq, window=shape.window)
+            window = _kernel_window(shape.window)
+            plan = plan_prefill(q, cache, *prompts, first_seq=first_seq, window=window)
             self._prompt_plans[shape] = plan
         return self._prompt_plans[shape]
 
@@ -159,6 +167,11 @@ class TritonAttention(AttentionBackend):
         """Forget the plans of the step before."""
         if self._meta is not meta:
             self._meta, self._plans, self._prompt_plans = meta, {}, {}
+
+
+def _kernel_window(window: Window | None) -> KernelWindow | None:
+    """Return a window as the kernels name it."""
+    return KernelChunks(window.size) if isinstance(window, Chunks) else window
 
 
 def copy_pool_blocks(

@@ -28,6 +28,7 @@ class TritonExperts(TorchExperts):
             alpha=activation.alpha,
             limit=activation.limit,
             up_offset=activation.up_offset,
+            cubic=activation.cubic,
             has_absent=self._spec.first is not None,
             gated=not self._spec.plain,
         )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paged_backend.core.scheduled_batch import ScheduledSequence
+from paged_backend.values.windows import Window
 
 MIN_SEQS = 8
 """With fewer, the reads that are saved take less time than the launches that are added."""
@@ -30,7 +31,7 @@ def count_shared_blocks(
     decodes: Sequence[ScheduledSequence],
     block_size: int,
     graph: bool,
-    windows: Sequence[int | None] = (None,),
+    windows: Sequence[Window | None] = (None,),
 ) -> int:
     """Return the number of blocks that decodes share, or 0 if cascade attention is not worth it.
 

@@ -12,7 +12,7 @@ from paged_backend.models.attention import AttentionBackend, AttentionLayer, Att
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.platforms.portable.kv_pool import TorchKVPool
 from paged_backend.platforms.portable.layers import norm_heads
-from paged_backend.platforms.portable.plans import Call, Plans, rotate
+from paged_backend.platforms.portable.plans import Call, Plans, first_visible, rotate
 
 
 class TorchAttention(AttentionBackend):
@@ -50,7 +50,8 @@ class TorchAttention(AttentionBackend):
         distance = call.positions.unsqueeze(-1) - call.key_positions.unsqueeze(1)
         visible = distance >= 0
         if layer.window is not None:
-            visible &= distance < layer.window
+            first = first_visible(call.positions, layer.window)
+            visible &= call.key_positions.unsqueeze(1) >= first.unsqueeze(-1)
         keys = self._keys.read(layer.keeper, call.slots, layer.k_scale).to(q.dtype)
         values = self._values.read(layer.keeper, call.slots, layer.v_scale).to(q.dtype)
         if layer.softcap is not None or layer.sinks is not None:

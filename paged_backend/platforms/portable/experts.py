@@ -16,7 +16,7 @@ class TorchExperts:
 
     The reference of other implementations, which computes one row at a time. The weights of gate
     and up are [num_experts, 2 * intermediate_size, hidden_size] with gate and up in turns. Tensors
-    of checkpoints are views of it, but `ExpertLayout.HALVES` is brought into this order by `pack`.
+    of checkpoints are views of it, but `pack` brings halves into this order.
     Plain experts have [num_experts, intermediate_size, hidden_size].
     """
 
@@ -41,10 +41,12 @@ class TorchExperts:
                 return self._parameters_in_turns()
             case ExpertLayout.HALVES:
                 return {"gate_up_proj": self._gate_up, "down_proj": self._down}
+            case ExpertLayout.COLUMNS:
+                return self._transposed()
 
     def pack(self) -> None:
         """Bring gate and up into turns."""
-        if self._spec.names.layout is ExpertLayout.HALVES:
+        if self._spec.names.layout.has_halves:
             for weight in self._gate_up:
                 weight.copy_(torch.stack(weight.chunk(2), dim=1).flatten(0, 1))
 
@@ -76,11 +78,15 @@ class TorchExperts:
             activated = swiglu(gate_up[::2], gate_up[1::2], self._spec.activation)
         return F.linear(activated, self._down[expert], bias(self._down_bias))
 
-    def _parameters_in_turns(self) -> dict[str, Parameter]:
-        parameters: dict[str, Parameter] = {
+    def _transposed(self) -> dict[str, Parameter]:
+        """Return the tensors of all experts with their inputs before their outputs."""
+        return {
             "gate_up_proj": self._gate_up.transpose(1, 2),
             "down_proj": self._down.transpose(1, 2),
         }
+
+    def _parameters_in_turns(self) -> dict[str, Parameter]:
+        parameters = self._transposed()
         if self._gate_up_bias is not None and self._down_bias is not None:
             parameters["gate_up_proj_bias"] = self._gate_up_bias
             parameters["down_proj_bias"] = self._down_bias
@@ -107,7 +113,8 @@ def swiglu(gate: Tensor, up: Tensor, activation: SwiGLU) -> Tensor:
     if activation.limit is not None:
         gate = gate.clamp(max=activation.limit)
         up = up.clamp(-activation.limit, activation.limit)
-    sigmoid = torch.sigmoid(activation.alpha * gate)
+    factor = activation.alpha + activation.cubic * gate * gate
+    sigmoid = torch.sigmoid(factor * gate)
     return ((up + activation.up_offset) * (gate * sigmoid)).to(dtype)
 
 

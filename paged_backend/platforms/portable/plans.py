@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.models.attention import AttentionMetadata
+from paged_backend.values.windows import Chunks, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class Plans:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._meta: AttentionMetadata | None = None
-        self._plans: dict[tuple[int, int | None], Plan] = {}
+        self._plans: dict[tuple[int, Window | None], Plan] = {}
 
-    def of(self, meta: AttentionMetadata, group: int, window: int | None) -> Plan:
+    def of(self, meta: AttentionMetadata, group: int, window: Window | None) -> Plan:
         """Return the plan of a group and a window for a step."""
         if self._meta is not meta:
             self._meta, self._plans = meta, {}
@@ -59,7 +60,14 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     return rotated.to(x.dtype)
 
 
-def _make_plan(meta: AttentionMetadata, group: int, window: int | None, block_size: int) -> Plan:
+def first_visible(positions: Tensor, window: Window) -> Tensor:
+    """Return the first position that each of some tokens sees."""
+    if isinstance(window, Chunks):
+        return positions // window.size * window.size
+    return (positions - window + 1).clamp_(min=0)
+
+
+def _make_plan(meta: AttentionMetadata, group: int, window: Window | None, block_size: int) -> Plan:
     by_length: defaultdict[int, list[int]] = defaultdict(list)
     for seq, length in enumerate(meta.query_start_loc.diff().tolist()):
         by_length[length].append(seq)
@@ -78,7 +86,7 @@ def _make_call(
     table: Tensor,
     seqs: list[int],
     length: int,
-    window: int | None,
+    window: Window | None,
     block_size: int,
 ) -> Call:
     index = torch.tensor(seqs, device=table.device)
@@ -87,7 +95,7 @@ def _make_call(
     rows = meta.query_start_loc[index].long().unsqueeze(1) + queries
     first = torch.zeros_like(seq_lens)
     if window is not None:  # blocks before the window of the first query may have other owners
-        first = (seq_lens - length - window + 1).clamp_(min=0)
+        first = first_visible(seq_lens - length, window)
     keys = first + torch.arange(int((seq_lens - first).max()), device=table.device)
     real = torch.minimum(keys, seq_lens - 1)  # keys that the sequence has; others are not visible
     blocks = table[index].long().gather(1, real // block_size)

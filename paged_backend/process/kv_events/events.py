@@ -12,6 +12,7 @@ import msgspec
 
 from paged_backend.core.cache_journal import BlockAdded, BlockEvicted, CacheChange
 from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.windows import Chunks, Window
 
 MEDIUM = "GPU"  # vLLM's name of the memory that attention reads, also on a CPU
 MAX_EVENT_BLOCKS = 256
@@ -111,6 +112,13 @@ def _stored(change: BlockAdded, layout: KVCacheLayout) -> BlockStored:
         MEDIUM,
         None if change.block.lora is None else change.block.lora.lora_name,
         change.group,
-        "full_attention" if window is None else "sliding_window",
-        window,
+        _kind_of(window),
+        None if isinstance(window, Chunks) else window,
     )
+
+
+def _kind_of(window: Window | None) -> str:
+    """Return vLLM's name for the attention of a group."""
+    if window is None:
+        return "full_attention"
+    return "chunked_local_attention" if isinstance(window, Chunks) else "sliding_window"

@@ -13,6 +13,7 @@ import torch
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.tensors import Role
+from paged_backend.values.windows import num_visible
 
 
 class DecodeRoofline:
@@ -65,7 +66,7 @@ class DecodeRoofline:
     def step_seconds(self, batch_size: int, kv_tokens: int) -> float:
         """The minimum time with `kv_tokens` tokens in total; a layer reads at most its window."""
         length = kv_tokens / batch_size
-        read = sum(share * min(length, window or length) for share, window in self._layers)
+        read = sum(share * num_visible(length, window) for share, window in self._layers)
         attention = batch_size * read * self.kv_bytes_per_token / self.bytes_per_s
         reading = self.weight_bytes * self._share_used(batch_size) / self.bytes_per_s
         flops = 2 * batch_size * self._num_read * self._share_used(1)

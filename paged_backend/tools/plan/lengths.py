@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
 from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.windows import Chunks, Window
 
 _SLICES = 64  # per distribution
 
@@ -57,8 +58,8 @@ class Lengths:
         windows = [window for window in layout.windows if window is not None]
         invisible = (
             sum(
-                _sum_of_full_blocks(prompt + output - window, layout.block_size)
-                - _sum_of_full_blocks(prompt - window, layout.block_size)
+                _sum_of_invisible(prompt + output, window, layout.block_size)
+                - _sum_of_invisible(prompt, window, layout.block_size)
                 for window in windows
             )
             for prompt, output in self.pairs
@@ -89,6 +90,16 @@ def _sum_of_blocks(num_tokens: int, block_size: int) -> int:
     """The sum, over n = 1 ... num_tokens, of the number of blocks that n tokens need."""
     full, rest = divmod(num_tokens, block_size)
     return block_size * full * (full + 1) // 2 + rest * (full + 1)
+
+
+def _sum_of_invisible(num_tokens: int, window: Window, block_size: int) -> int:
+    """The sum, over n = 1 ... num_tokens, of the blocks that the last of n tokens sees no more."""
+    if not isinstance(window, Chunks):
+        return _sum_of_full_blocks(num_tokens - window, block_size)
+    size = window.size
+    full, rest = divmod(num_tokens, size)
+    before = size * sum(chunk * size // block_size for chunk in range(full))
+    return before + rest * (full * size // block_size)
 
 
 def _sum_of_full_blocks(num_tokens: int, block_size: int) -> int:

@@ -24,6 +24,7 @@ from paged_backend.tools.plan.roofline import Roofline, StepRoofline
 from paged_backend.tools.plan.sizes import KvSizes, Parameters, count_parameters
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.options.scheduling import GPU_LIMITS, StepLimits
+from paged_backend.values.windows import Chunks
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _SHORTEST = 512  # tokens; the lengths in the tables double from here up to the context
@@ -43,7 +44,7 @@ class ModelFacts:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes_of_context: int
-    kv_bytes_seen: int  # part of these that the last token attends to; less with sliding windows
+    kv_bytes_seen: int  # part of these that the last token attends to; less with windows
     kv_block_bytes: int
 
 
@@ -360,7 +361,7 @@ class Planner:
 
 
 def _attention(shape: ModelShape) -> str:
-    """The kind of attention (MHA, MQA, GQA or MLA), and its sliding windows if there are any."""
+    """The kind of attention (MHA, MQA, GQA or MLA), and its windows or chunks if there are any."""
     if shape.variant.latent is not None:
         kind = "MLA"
     elif shape.num_kv_heads == shape.num_heads:
@@ -375,5 +376,6 @@ def _attention(shape: ModelShape) -> str:
         kind += f", a state per sequence in {with_states} of {shape.num_layers} layers"
     windows = [window for window in shape.windows if window is not None]
     if windows:
-        kind += f", window of {windows[0]} in {len(windows)} of {shape.num_layers} layers"
+        limit = windows[0] if isinstance(windows[0], Chunks) else f"window of {windows[0]}"
+        kind += f", {limit} in {len(windows)} of {shape.num_layers} layers"
     return kind

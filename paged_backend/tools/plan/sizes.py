@@ -18,6 +18,7 @@ from paged_backend.values.kv_cache_groups import (
     group_layers,
     group_layers_of_stage,
 )
+from paged_backend.values.windows import Chunks, Window, num_visible, window_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,9 @@ class KvSizes:
     """Bytes of keys and values on each of the GPUs that share the heads."""
 
     layers: tuple[int, ...]  # per token in each layer that keeps something
-    windows: tuple[int | None, ...]  # sliding window of each of these layers; None: no limit
+    windows: tuple[Window | None, ...]  # window of each of these layers; None: no limit
     kept: tuple[KVSizes, ...]  # what each of these layers keeps in the whole model
-    read: tuple[tuple[int, int | None], ...]  # bytes and window of each layer with attention
+    read: tuple[tuple[int, Window | None], ...]  # bytes and window of each layer with attention
 
     @classmethod
     def of(cls, shape: ModelShape, kv: KvType, num_gpus: int = 1) -> KvSizes:
@@ -125,7 +126,7 @@ class KvSizes:
 
     def bytes_seen(self, num_tokens: float) -> float:
         """The bytes that the last of `num_tokens` tokens attends to in each layer's window."""
-        return sum(size * min(num_tokens, window or num_tokens) for size, window in self.read)
+        return sum(size * num_visible(num_tokens, window) for size, window in self.read)
 
 
 def state_bytes(
@@ -148,7 +149,7 @@ def state_bytes(
 def attention_flops(shape: ModelShape, num_tokens: float) -> float:
     """Attention FLOPs (all layers and heads) for the last of `num_tokens` tokens."""
     return sum(
-        _flops_of_key(shape, layer) * min(num_tokens, shape.windows[layer] or num_tokens)
+        _flops_of_key(shape, layer) * num_visible(num_tokens, shape.windows[layer])
         for layer in shape.attention_layers
     )
 
@@ -156,7 +157,7 @@ def attention_flops(shape: ModelShape, num_tokens: float) -> float:
 def prompt_attention_flops(shape: ModelShape, num_tokens: int) -> float:
     """Attention FLOPs for a whole prompt; each token attends to itself and those before it."""
     return sum(
-        _flops_of_key(shape, layer) * _pairs(num_tokens, shape.windows[layer] or num_tokens)
+        _flops_of_key(shape, layer) * _pairs(num_tokens, shape.windows[layer])
         for layer in shape.attention_layers
     )
 
@@ -169,7 +170,11 @@ def _flops_of_key(shape: ModelShape, layer: int) -> int:
     return 4 * shape.num_heads * shape.sizes_of(layer).head_dim
 
 
-def _pairs(num_tokens: int, window: int) -> int:
-    """Sum of min(i, window) for i = 1 ... num_tokens."""
-    ramp = min(num_tokens, window)
-    return ramp * (ramp + 1) // 2 + (num_tokens - ramp) * window
+def _pairs(num_tokens: int, window: Window | None) -> int:
+    """The number of positions that each of `num_tokens` tokens sees, summed over them."""
+    ramp = num_tokens if window is None else min(num_tokens, window_size(window))
+    pairs = ramp * (ramp + 1) // 2
+    if isinstance(window, Chunks):
+        full, rest = divmod(num_tokens, max(ramp, 1))
+        return full * pairs + rest * (rest + 1) // 2
+    return pairs + (num_tokens - ramp) * ramp
