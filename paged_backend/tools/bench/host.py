@@ -21,6 +21,7 @@ from paged_backend.values.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 _WARM_UP_STEPS = 5
+HEADER = "batch  context  schedule  prepare  update  messages  total (ms per step)"
 
 
 class HostTime(NamedTuple):
@@ -37,6 +38,14 @@ class HostTime(NamedTuple):
     def total_ms(self) -> float:
         """The whole step."""
         return self.schedule_ms + self.prepare_ms + self.update_ms + self.messages_ms
+
+    def line(self) -> str:
+        """Return the row under `HEADER`."""
+        return (
+            f"{self.batch_size:5}  {self.context:7}  {self.schedule_ms:8.3f}  "
+            f"{self.prepare_ms:7.3f}  {self.update_ms:6.3f}  {self.messages_ms:8.3f}  "
+            f"{self.total_ms:5.3f}"
+        )
 
 
 def measure_host(batch_size: int, context: int, num_steps: int) -> HostTime:
