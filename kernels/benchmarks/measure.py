@@ -11,15 +11,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -28,12 +24,16 @@ import triton
 from paged_kernels.device import INTERPRETED
 from torch import Tensor
 
+from paged_backend.tools.bench.environment import environment
+from paged_backend.values.json_file import write_json
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Call = Callable[[], object]
 Config = TypeVar("Config", bound="DataclassInstance")
 
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 RUNS = 51  # number of timed replays; the median counts
 _WARM_UPS = 5  # number of untimed replays before them
 _REPLAY_MICROSECONDS = 500  # microseconds of work per replay, so that its start-up is negligible
@@ -196,7 +196,7 @@ class Bench:
         """
         self.quick = quick
         self._keep = keep
-        self.device = torch.device("cpu" if INTERPRETED else "cuda")
+        self.device = DEVICE
         self.clock: Clock = SingleClock() if INTERPRETED else GraphClock()
         self.rows: list[Row] = []
         self.compiled: list[str] = []  # kernels compiled since the warm-up
@@ -355,46 +355,23 @@ def descend(
     return config, known[config]
 
 
-def environment() -> dict[str, str]:
-    """Describe the machine and the code; the variable `GIT_COMMIT` replaces git's answer."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": os.environ.get("GIT_COMMIT") or _output("git", "describe", "--always", "--dirty"),
-        "device": "interpreter" if INTERPRETED else torch.cuda.get_device_name(),
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "cuda": str(torch.version.cuda),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
-
-
-def _output(*command: str) -> str:
-    try:
-        run = subprocess.run(
-            command, cwd=Path(__file__).parent, check=True, capture_output=True, text=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return run.stdout.partition("\n")[0].strip()
+def _circumstances() -> dict[str, str]:
+    return environment(DEVICE) | ({"device": "interpreter"} if INTERPRETED else {})
 
 
 class ResultsFile:
     """A JSON file of rows and environment; it stays complete even if a write is interrupted."""
 
     def __init__(self, path: Path, *, add: bool = False) -> None:
-        """Create the folder; with `add`, keep the rows that the file already has."""
+        """Keep the rows that the file already has with `add`."""
         self._path = path
-        self._environment = environment()
+        self._environment = _circumstances()
         self._before = json.loads(path.read_text())["rows"] if add and path.exists() else []
-        path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the kept rows, followed by these rows."""
         content = {"environment": self._environment, "rows": [*self._before, *rows]}
-        part = self._path.with_name(f"{self._path.name}.part")
-        part.write_text(json.dumps(content, indent=2) + "\n")
-        part.replace(self._path)
+        write_json(self._path, content, indent=2)
 
 
 def main(run: Callable[[Bench], None], sweep: Callable[[Bench], None] | None = None) -> None:
@@ -408,7 +385,7 @@ def main(run: Callable[[Bench], None], sweep: Callable[[Bench], None] | None = N
             "--sweep", action="store_true", help="search for the best launch configurations instead"
         )
     arguments = parser.parse_args()
-    print(*environment().values(), sep="  ", flush=True)
+    print(*_circumstances().values(), sep="  ", flush=True)
     name = Path(sys.argv[0]).stem
     file = None if arguments.json is None else ResultsFile(arguments.json, add=arguments.add)
 
