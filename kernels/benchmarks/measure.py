@@ -1,4 +1,4 @@
-"""Timing of kernels, the ceilings their times are compared with, and storage of the results.
+"""Timing of kernels, and the ceilings that their times are compared with.
 
 On a GPU the launches are captured in a CUDA graph, which excludes Python's overhead, and the graph
 is replayed between two events. Each call of a replay has its own memory and the cache is emptied
@@ -8,24 +8,17 @@ Triton's interpreter each call runs once, which only checks that the benchmarks 
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import triton
 from paged_kernels.device import INTERPRETED
 from torch import Tensor
-
-from paged_backend.tools.bench.environment import environment
-from paged_backend.values.json_file import write_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -173,7 +166,7 @@ class Row:
             f"{self.name:<28} {self.shape:<24} {self.dtype:<9} {self.microseconds:10.2f} us  "
             f"{' + '.join(work)}, {self.ratio:.3f} of {self.ceiling}"
         )
-        return line if self.target is None else f"{line}  {_verdict(self.met)}: {self.target}"
+        return line if self.target is None else f"{line}  {verdict(self.met)}: {self.target}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the row for a file, without bytes or flops that are 0."""
@@ -328,7 +321,8 @@ def _ceiling_row(name: str, shape: str, dtype: str, microseconds: float, work: W
     return Row(name, shape, dtype, microseconds, work.bytes, work.flops, "itself", microseconds)
 
 
-def _verdict(met: bool | None) -> str:
+def verdict(met: bool | None) -> str:
+    """Return the word for a target that was met, or not."""
     return "PASS" if met else "MISS"
 
 
@@ -353,53 +347,3 @@ def descend(
                     known[candidate] = cost(candidate)
             config = min(candidates, key=known.__getitem__)
     return config, known[config]
-
-
-def _circumstances() -> dict[str, str]:
-    return environment(DEVICE) | ({"device": "interpreter"} if INTERPRETED else {})
-
-
-class ResultsFile:
-    """A JSON file of rows and environment; it stays complete even if a write is interrupted."""
-
-    def __init__(self, path: Path, *, add: bool = False) -> None:
-        """Keep the rows that the file already has with `add`."""
-        self._path = path
-        self._environment = _circumstances()
-        self._before = json.loads(path.read_text())["rows"] if add and path.exists() else []
-
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the kept rows, followed by these rows."""
-        content = {"environment": self._environment, "rows": [*self._before, *rows]}
-        write_json(self._path, content, indent=2)
-
-
-def main(run: Callable[[Bench], None], sweep: Callable[[Bench], None] | None = None) -> None:
-    """Run a benchmark's command line: `run`, or with `--sweep` the configuration search `sweep`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there as well")
-    parser.add_argument("--add", action="store_true", help="keep the rows that FILE has already")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that all runs")
-    if sweep is not None:
-        parser.add_argument(
-            "--sweep", action="store_true", help="search for the best launch configurations instead"
-        )
-    arguments = parser.parse_args()
-    print(*_circumstances().values(), sep="  ", flush=True)
-    name = Path(sys.argv[0]).stem
-    file = None if arguments.json is None else ResultsFile(arguments.json, add=arguments.add)
-
-    def keep(bench: Bench) -> None:
-        if file is not None:
-            file.write([{"bench": name, **row} for row in bench.as_json()])
-
-    bench = Bench(quick=arguments.quick, keep=keep)
-    try:
-        if sweep is not None and arguments.sweep:
-            sweep(bench)
-            return
-        run(bench)
-        count, names = len(bench.compiled), " ".join(sorted(set(bench.compiled)))
-        print(f"compilations after warm-up: {count} {names} {_verdict(not count)}: 0", flush=True)
-    finally:
-        keep(bench)  # write again: a kernel may have been compiled after the last row
