@@ -32,19 +32,16 @@ import numpy as np
 import simpy
 from paged_client.routing import PrefixRouter, prefix_hashes
 
-from paged_backend.core.fairness.fair_queue import FairQueue
-from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.core.scheduler_output import SchedulerOutput
+from paged_backend.tools.bench.host import any_tokens, new_scheduler, num_samples
 from paged_backend.values.outputs import SequenceOutput
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 
 Process = Generator[simpy.Event, Any, None]
 
-BLOCK_SIZE = 16
 # Seconds of a step: the weights, each token to sample, each token of a prompt, and each token of
 # keys and values that is read.
 STEP_S, SAMPLE_S, PROMPT_TOKEN_S, KV_TOKEN_S = 4.36e-3, 16e-6, 25e-6, 30e-9
@@ -137,14 +134,8 @@ class Engine:
     def _new_scheduler(self) -> Scheduler:
         fleet = self._fleet
         max_model_len = fleet.prefix_len + fleet.input_len + fleet.output_len + 1
-        max_tokens = max(2048, fleet.max_num_seqs)
-        return Scheduler(
-            SchedulerConfig(fleet.max_num_seqs, max_tokens, max_model_len, True, frozenset()),
-            KVCacheManager(
-                fleet.blocks, KVCacheLayout(BLOCK_SIZE, max_tokens), enable_prefix_caching=True
-            ),
-            FairQueue({}, fair=True),
-        )
+        limits = fleet.max_num_seqs, max(2048, fleet.max_num_seqs), max_model_len
+        return new_scheduler(SchedulerConfig(*limits, True, frozenset()), fleet.blocks)
 
     def _run(self) -> Process:
         while True:
@@ -169,19 +160,19 @@ class Engine:
             self._costs.num_steps += 1
             yield self._env.timeout(step_s)
             began = time.process_time()
-            outputs = self._scheduler.update_from_output(_any_tokens(output))
+            outputs = self._scheduler.update_from_output(any_tokens(output))
             self._costs.scheduling_s += time.process_time() - began
             for part in outputs:
                 self._deliver(part)
 
     def _step_s(self, output: SchedulerOutput) -> float:
         """The device's time for a step."""
-        num_samples = _num_samples(output)
         num_tokens = sum(item.num_tokens for item in output.slices)
         running = self._scheduler.sequences.running.values()
         num_kv = sum(seq.num_computed_tokens for seq in running)
         prompt = max(0, num_tokens - sum(len(item.sample_seq_ids) for item in output.slices))
-        return STEP_S + num_samples * SAMPLE_S + prompt * PROMPT_TOKEN_S + num_kv * KV_TOKEN_S
+        sampling_s = num_samples(output) * SAMPLE_S
+        return STEP_S + sampling_s + prompt * PROMPT_TOKEN_S + num_kv * KV_TOKEN_S
 
     def _deliver(self, output: SequenceOutput) -> None:
         sent = self.open[output.request_id]
@@ -222,15 +213,6 @@ class Gateway:
         choice = self._router.choose(hashes, self._loads)
         self._costs.routing_s += time.process_time() - began
         return choice.server
-
-
-def _any_tokens(output: SchedulerOutput) -> ModelRunnerOutput:
-    return ModelRunnerOutput([[7]] * _num_samples(output))
-
-
-def _num_samples(output: SchedulerOutput) -> int:
-    num_samples = sum(len(item.sample_seq_ids) for item in output.slices)
-    return len(output.continued.new_token_ids) + num_samples
 
 
 class Model:

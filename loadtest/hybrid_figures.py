@@ -20,10 +20,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paged_backend.engine.engine import Engine
-from paged_backend.engine.executors import open_executor
+from paged_backend.tools.bench.in_turn import open_engine
+from paged_backend.tools.bench.requests import greedy
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.request import Request
-from paged_backend.values.sampling_params import SamplingParams
 
 NUM_SEQS, NUM_TOKENS, PREFIX = 16, 64, 8000
 LAYERS = [*["linear_attention"] * 3, "full_attention"]
@@ -72,8 +71,7 @@ def make_model(folder: Path, sizes: dict[str, Any]) -> Any:
 def make_engine(folder: Path, dtype: str) -> Engine:
     """Return an engine over a pool of 512 MiB."""
     options = {"model": str(folder), "dtype": dtype, "max_num_seqs": NUM_SEQS}
-    config = EngineConfig.from_mapping({**options, "kv_cache_memory_bytes": 2**29})
-    return Engine(config, open_executor(config, folder))
+    return open_engine(EngineConfig.from_mapping({**options, "kv_cache_memory_bytes": 2**29}))
 
 
 def make_prompt(length: int, rng: random.Random) -> list[int]:
@@ -83,9 +81,8 @@ def make_prompt(length: int, rng: random.Random) -> list[int]:
 
 def decode(engine: Engine, prompts: list[list[int]], name: str) -> float:
     """Return the tokens per second of the steps after all prompts."""
-    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     for number, prompt in enumerate(prompts):
-        engine.add_request(Request(f"{name}-{number}", prompt, params))
+        engine.add_request(greedy(f"{name}-{number}", prompt, NUM_TOKENS))
     counts = dict.fromkeys(range(len(prompts)), 0)
     started, before = 0.0, 0
     while engine.has_unfinished:
@@ -118,7 +115,7 @@ def generate(model: Any, prompts: list[list[int]]) -> float:
 def first_token(engine: Engine, prompt: list[int], name: str) -> tuple[float, int]:
     """Return the seconds to the first token of a prompt, and its cached tokens."""
     started = time.perf_counter()
-    engine.add_request(Request(name, prompt, SamplingParams(temperature=0, max_tokens=1)))
+    engine.add_request(greedy(name, prompt, 1))
     outputs = []
     while engine.has_unfinished:
         outputs += engine.step()

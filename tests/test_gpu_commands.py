@@ -22,7 +22,7 @@ from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import bench
 from paged_backend.cli.options import engine_options
 from paged_backend.platforms.select import resolve_dtype
-from paged_backend.tools.bench.decode import growth
+from paged_backend.tools.bench.decode_engine import growth
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.options.scheduling import GPU_LIMITS
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from attention import BLOCK_SIZE, LLAMA_8B
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.block_copy import copy_blocks
 from torch import Tensor
 
@@ -68,7 +68,3 @@ def run(bench: Bench) -> None:
 
 def _layers(bench: Bench) -> int:
     return 1 if bench.quick else LAYERS
-
-
-if __name__ == "__main__":
-    main(run)

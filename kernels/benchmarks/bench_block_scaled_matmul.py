@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, main
+from measure import Bench, Call
 from paged_kernels.block_scaled_matmul import BLOCK_SIZE, block_scaled_matmul
 from products import OUT_DTYPE, linear, time_products, warm_up
 
@@ -24,7 +24,3 @@ def run(bench: Bench) -> None:
     warm_up(bench, product, linear)
     time_products(bench, "block_scaled_matmul", product, weight_bits=8, x_bytes=1)
     time_products(bench, "F.linear, bfloat16", linear)
-
-
-if __name__ == "__main__":
-    main(run)

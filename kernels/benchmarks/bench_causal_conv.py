@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, main
+from measure import Bench, Call
 from paged_kernels.causal_conv import causal_conv
 from states import StateBatch, time_batches
 
@@ -22,7 +22,3 @@ def make(bench: Bench, batch: StateBatch) -> Call:
 def run(bench: Bench) -> None:
     channels = 64 if bench.quick else 8192
     time_batches(bench, "causal_conv", make, 2 * 2 * channels, 2 * channels * (WIDTH - 1))
-
-
-if __name__ == "__main__":
-    main(run)

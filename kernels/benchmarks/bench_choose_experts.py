@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.choose_experts import choose_experts
 from torch import Tensor
 
@@ -32,7 +32,3 @@ def run(bench: Bench) -> None:
         shape = f"{rows}x{EXPERTS}"
         bench.time("choose_experts", shape, work, partial(ours, bench, rows))
         bench.time("softmax and topk, torch", shape, work, partial(peer, bench, rows))
-
-
-if __name__ == "__main__":
-    main(run)

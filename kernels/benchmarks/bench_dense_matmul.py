@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.dense_matmul import dense_matmul, dense_matmul_silu_and_mul, num_arrivals
 from paged_kernels.dense_table import DenseEntry, write_entries
 from paged_kernels.silu_and_mul import silu_and_mul
@@ -103,7 +103,3 @@ def run(bench: Bench) -> None:
             if bench.device.type == "cuda" and not bench.quick:
                 device = torch.cuda.get_device_name(bench.device)
                 write_entries([DenseEntry(device, *shape, has_gate, most)])
-
-
-if __name__ == "__main__":
-    main(run)

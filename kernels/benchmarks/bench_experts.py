@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.experts import experts
 from torch import Tensor
 
@@ -72,7 +72,3 @@ def run(bench: Bench) -> None:
             work = Work(bytes=moved) if rows <= _FEW_ROWS else Work(flops=flops)
             shape = f"{model.name} {rows} rows, {num_chosen} experts"
             bench.time("experts", shape, work, partial(call, bench, model, rows))
-
-
-if __name__ == "__main__":
-    main(run)

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from attention import BLOCK_SIZE, DTYPE, LLAMA_8B
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
 
 QUANTIZED = torch.float8_e4m3fn
@@ -52,7 +52,3 @@ def run(bench: Bench) -> None:
                 make,
                 dtype=dtype,
             )
-
-
-if __name__ == "__main__":
-    main(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, main
+from measure import Bench, Call
 from paged_kernels.gated_delta import gated_delta
 from states import StateBatch, time_batches
 
@@ -41,7 +41,3 @@ def run(bench: Bench) -> None:
     of_channels = partial(make, of_channels=True)
     row_bytes = 2 * 4 * heads * dim + 4 * heads * dim + 2 * heads
     time_batches(bench, "gated_delta of channels", of_channels, row_bytes, 4 * state, 6 * state)
-
-
-if __name__ == "__main__":
-    main(run)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate
 
 import torch
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.latent_attention import latent_attention, plan_latent
 from paged_kernels.latent_rope_cache import latent_rope_cache
 from torch import Tensor
@@ -109,7 +109,3 @@ def run(bench: Bench) -> None:
         make = partial(make_write, bench, tokens, sizes)
         bench.warm_up(make())
         bench.time("latent_rope_cache", str(tokens), work, make)
-
-
-if __name__ == "__main__":
-    main(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, main
+from measure import Bench, Call
 from paged_kernels.linear_attention import linear_attention
 from states import StateBatch, time_batches
 
@@ -27,7 +27,3 @@ def run(bench: Bench) -> None:
     heads, dim = sizes(bench)
     state = heads * dim * dim
     time_batches(bench, "linear_attention", make, 2 * 4 * heads * dim, 4 * state, 4 * state)
-
-
-if __name__ == "__main__":
-    main(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.logprobs import logprobs
 
 WIDTH = 20
@@ -26,7 +26,3 @@ def run(bench: Bench) -> None:
             make = partial(rate, bench, rows, wanted)
             name = f"logprobs, {wanted} likeliest"
             bench.time(name, f"{rows} rows", work, make, dtype=torch.float32)
-
-
-if __name__ == "__main__":
-    main(run)

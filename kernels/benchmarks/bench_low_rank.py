@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.low_rank import expand, shrink
 from torch import Tensor
 
@@ -73,7 +73,3 @@ def run(bench: Bench) -> None:
                 shape = f"{layer.name} {rows} rows, no adapters"
                 only_slots = Work(bytes=none.nbytes)
                 bench.time("low_rank", shape, only_slots, partial(call, bench, layer, rows, none))
-
-
-if __name__ == "__main__":
-    main(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, main
+from measure import Bench, Call
 from paged_kernels.mamba1_scan import mamba1_scan
 from states import StateBatch, time_batches
 
@@ -30,7 +30,3 @@ def run(bench: Bench) -> None:
     inner, state_dim = sizes(bench)
     row_bytes = 2 * (3 * inner + 2 * state_dim)
     time_batches(bench, "mamba1_scan", make, row_bytes, 4 * inner * state_dim)
-
-
-if __name__ == "__main__":
-    main(run)

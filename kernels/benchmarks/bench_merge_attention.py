@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from attention import LLAMA_8B
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.merge_attention import merge_attention
 
 
@@ -24,7 +24,3 @@ def run(bench: Bench) -> None:
         rows = tokens * LLAMA_8B.queries
         work = Work(bytes=rows * (3 * LLAMA_8B.dim * torch.bfloat16.itemsize + 2 * 4))
         bench.time("merge_attention", f"{tokens} tokens", work, partial(merge, bench, tokens))
-
-
-if __name__ == "__main__":
-    main(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, main
+from measure import Bench, Call
 from paged_kernels.int4 import PER_WORD
 from paged_kernels.w4a16_matmul import w4a16_matmul
 from paged_kernels.w8a16_matmul import w8a16_matmul
@@ -41,7 +41,3 @@ def run(bench: Bench) -> None:
     time_products(bench, "w8a16_matmul", int8, weight_bits=8 + scale_bits, x_bytes=2)
     time_products(bench, "w8a16_matmul, fp8", float8, weight_bits=8, x_bytes=2)
     time_products(bench, "F.linear, bfloat16", linear)
-
-
-if __name__ == "__main__":
-    main(run)

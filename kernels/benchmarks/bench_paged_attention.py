@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from attention import BLOCK_SIZE, KIB, AttentionBatch, Operation
-from measure import Bench, main
+from measure import Bench
 from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_cascade
 from paged_kernels.paged_decode import paged_decode, plan_decode
 from paged_kernels.paged_prefill import plan_prefill
@@ -66,7 +66,3 @@ def run(bench: Bench) -> None:
         batch, operation = cascade(bench, *sizes)
         bench.time("cascade_decode", shape, batch.work, batch.calls(operation))
         bench.time("paged_decode, same batch", shape, batch.work, batch.calls(plain(batch)))
-
-
-if __name__ == "__main__":
-    main(run)

@@ -9,7 +9,7 @@ from functools import partial
 import paged_kernels.paged_decode as kernel
 import torch
 from attention import DTYPE, KIB, AttentionBatch, Layer, Operation, search, time_peers
-from measure import Bench, Row, Target, Work, main
+from measure import Bench, Row, Target, Work
 from paged_kernels.device import device_of
 from paged_kernels.paged_decode import paged_decode, plan_decode
 from paged_kernels.tuning import FEW_PROGRAMS, decode_config
@@ -141,7 +141,3 @@ def sweep(bench: Bench) -> None:
         few = len(batch.keys) * batch.heads.keys <= FEW_PROGRAMS
         start = decode_config(arch, q.shape[2], q.element_size(), 16, quantized=False, few=few)
         search(shape, batch, (kernel, "decode_config"), start, CHOICES, decode)
-
-
-if __name__ == "__main__":
-    main(run, sweep)

@@ -6,7 +6,7 @@ from functools import partial
 
 import paged_kernels.paged_prefill as kernel
 from attention import KIB, AttentionBatch, Layer, Operation, search, time_peers
-from measure import Bench, Call, Target, main
+from measure import Bench, Call, Target
 from paged_kernels.device import device_of
 from paged_kernels.paged_prefill import paged_prefill, plan_prefill
 from paged_kernels.tuning import prefill_config
@@ -68,7 +68,3 @@ def sweep(bench: Bench) -> None:
         q = batch.layer().q
         start = prefill_config(device_of("q", q).arch, q.shape[2], q.element_size())
         search(shape, batch, (kernel, "prefill_config"), start, CHOICES, prefill)
-
-
-if __name__ == "__main__":
-    main(run, sweep)

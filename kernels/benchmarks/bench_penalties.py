@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
 from torch import Tensor
 
@@ -50,7 +50,3 @@ def run(bench: Bench) -> None:
             ("count_tokens", counted, partial(count, bench, rows)),
         ):
             bench.time(name, shape, work, make, dtype=torch.float32)
-
-
-if __name__ == "__main__":
-    main(run)

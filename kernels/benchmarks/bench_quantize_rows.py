@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.quantize_rows import quantize_rows
 
 WIDTHS = (4096, 14336)
@@ -26,7 +26,3 @@ def run(bench: Bench) -> None:
                 work = Work(bytes=rows * width * (torch.bfloat16.itemsize + 1))
                 make = partial(quantize, bench, kind, rows, width)
                 bench.time(f"quantize_rows, {kind}", f"{rows}x{width}", work, make)
-
-
-if __name__ == "__main__":
-    main(run)

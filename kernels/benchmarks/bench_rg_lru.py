@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, main
+from measure import Bench, Call
 from paged_kernels.rg_lru import rg_lru
 from states import StateBatch, time_batches
 
@@ -24,7 +24,3 @@ def make(bench: Bench, batch: StateBatch) -> Call:
 
 def run(bench: Bench) -> None:
     time_batches(bench, "rg_lru", make, 2 * 4 * width(bench), 4 * width(bench))
-
-
-if __name__ == "__main__":
-    main(run)

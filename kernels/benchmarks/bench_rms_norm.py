@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.rms_norm import add_rms_norm, rms_norm
 
 WIDTH = 4096
@@ -28,7 +28,3 @@ def run(bench: Bench) -> None:
         for rows in bench.sizes(1, 64, 256, 8192):
             work = Work(bytes=(passes * rows + 1) * WIDTH * torch.bfloat16.itemsize)
             bench.time(name, f"{rows}x{WIDTH}", work, partial(make, bench, rows))
-
-
-if __name__ == "__main__":
-    main(run)

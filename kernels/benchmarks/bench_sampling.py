@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.sampling import SamplingState, sample
 
 FILTERS = {  # temperature, top_k, top_p, min_p
@@ -41,7 +41,3 @@ def run(bench: Bench) -> None:
             for filters in FILTERS:
                 make = partial(draw, bench, rows, filters, dtype)
                 bench.time(f"sample {filters}", f"{rows} rows", work, make, dtype=dtype)
-
-
-if __name__ == "__main__":
-    main(run)

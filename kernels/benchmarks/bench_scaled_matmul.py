@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, main
+from measure import Bench, Call
 from paged_kernels.scaled_matmul import scaled_matmul
 from products import OUT_DTYPE, integers, linear, time_products, warm_up
 
@@ -28,7 +28,3 @@ def run(bench: Bench) -> None:
     time_products(bench, "scaled_matmul, int8", int8, weight_bits=8, x_bytes=1)
     time_products(bench, "scaled_matmul, fp8", fp8, weight_bits=8, x_bytes=1)
     time_products(bench, "F.linear, bfloat16", linear)
-
-
-if __name__ == "__main__":
-    main(run)

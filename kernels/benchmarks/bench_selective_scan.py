@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, main
+from measure import Bench, Call
 from paged_kernels.selective_scan import selective_scan
 from states import StateBatch, time_batches
 
@@ -31,7 +31,3 @@ def run(bench: Bench) -> None:
     state = heads * head_dim * state_dim
     row_bytes = 2 * (2 * heads * head_dim + heads + 2 * groups * state_dim)
     time_batches(bench, "selective_scan", make, row_bytes, 4 * state, 4 * state)
-
-
-if __name__ == "__main__":
-    main(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.silu_and_mul import silu_and_mul
 
 WIDTH = 14336
@@ -21,7 +21,3 @@ def run(bench: Bench) -> None:
     for rows in bench.sizes(1, 64, 256, 8192):
         work = Work(bytes=3 * rows * WIDTH * torch.bfloat16.itemsize)
         bench.time("silu_and_mul", f"{rows}x{WIDTH}", work, partial(activation, bench, rows))
-
-
-if __name__ == "__main__":
-    main(run)

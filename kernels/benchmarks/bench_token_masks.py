@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, Work
 from paged_kernels.token_masks import apply_token_masks
 
 _INT, _FLOAT = torch.int32.itemsize, torch.float32.itemsize
@@ -29,7 +29,3 @@ def run(bench: Bench) -> None:
             make = partial(mask, bench, rows, word)
             name = f"apply_token_masks, {name} allowed"
             bench.time(name, f"{rows} rows", work, make, dtype=torch.float32)
-
-
-if __name__ == "__main__":
-    main(run)

@@ -1,4 +1,4 @@
-"""Timing of kernels, the ceilings their times are compared with, and storage of the results.
+"""Timing of kernels, and the ceilings that their times are compared with.
 
 On a GPU the launches are captured in a CUDA graph, which excludes Python's overhead, and the graph
 is replayed between two events. Each call of a replay has its own memory and the cache is emptied
@@ -8,19 +8,11 @@ Triton's interpreter each call runs once, which only checks that the benchmarks 
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -34,6 +26,7 @@ if TYPE_CHECKING:
 Call = Callable[[], object]
 Config = TypeVar("Config", bound="DataclassInstance")
 
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 RUNS = 51  # number of timed replays; the median counts
 _WARM_UPS = 5  # number of untimed replays before them
 _REPLAY_MICROSECONDS = 500  # microseconds of work per replay, so that its start-up is negligible
@@ -173,7 +166,7 @@ class Row:
             f"{self.name:<28} {self.shape:<24} {self.dtype:<9} {self.microseconds:10.2f} us  "
             f"{' + '.join(work)}, {self.ratio:.3f} of {self.ceiling}"
         )
-        return line if self.target is None else f"{line}  {_verdict(self.met)}: {self.target}"
+        return line if self.target is None else f"{line}  {verdict(self.met)}: {self.target}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the row for a file, without bytes or flops that are 0."""
@@ -196,7 +189,7 @@ class Bench:
         """
         self.quick = quick
         self._keep = keep
-        self.device = torch.device("cpu" if INTERPRETED else "cuda")
+        self.device = DEVICE
         self.clock: Clock = SingleClock() if INTERPRETED else GraphClock()
         self.rows: list[Row] = []
         self.compiled: list[str] = []  # kernels compiled since the warm-up
@@ -328,7 +321,8 @@ def _ceiling_row(name: str, shape: str, dtype: str, microseconds: float, work: W
     return Row(name, shape, dtype, microseconds, work.bytes, work.flops, "itself", microseconds)
 
 
-def _verdict(met: bool | None) -> str:
+def verdict(met: bool | None) -> str:
+    """Return the word for a target that was met, or not."""
     return "PASS" if met else "MISS"
 
 
@@ -353,76 +347,3 @@ def descend(
                     known[candidate] = cost(candidate)
             config = min(candidates, key=known.__getitem__)
     return config, known[config]
-
-
-def environment() -> dict[str, str]:
-    """Describe the machine and the code; the variable `GIT_COMMIT` replaces git's answer."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": os.environ.get("GIT_COMMIT") or _output("git", "describe", "--always", "--dirty"),
-        "device": "interpreter" if INTERPRETED else torch.cuda.get_device_name(),
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "cuda": str(torch.version.cuda),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
-
-
-def _output(*command: str) -> str:
-    try:
-        run = subprocess.run(
-            command, cwd=Path(__file__).parent, check=True, capture_output=True, text=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return run.stdout.partition("\n")[0].strip()
-
-
-class ResultsFile:
-    """A JSON file of rows and environment; it stays complete even if a write is interrupted."""
-
-    def __init__(self, path: Path, *, add: bool = False) -> None:
-        """Create the folder; with `add`, keep the rows that the file already has."""
-        self._path = path
-        self._environment = environment()
-        self._before = json.loads(path.read_text())["rows"] if add and path.exists() else []
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the kept rows, followed by these rows."""
-        content = {"environment": self._environment, "rows": [*self._before, *rows]}
-        part = self._path.with_name(f"{self._path.name}.part")
-        part.write_text(json.dumps(content, indent=2) + "\n")
-        part.replace(self._path)
-
-
-def main(run: Callable[[Bench], None], sweep: Callable[[Bench], None] | None = None) -> None:
-    """Run a benchmark's command line: `run`, or with `--sweep` the configuration search `sweep`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there as well")
-    parser.add_argument("--add", action="store_true", help="keep the rows that FILE has already")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that all runs")
-    if sweep is not None:
-        parser.add_argument(
-            "--sweep", action="store_true", help="search for the best launch configurations instead"
-        )
-    arguments = parser.parse_args()
-    print(*environment().values(), sep="  ", flush=True)
-    name = Path(sys.argv[0]).stem
-    file = None if arguments.json is None else ResultsFile(arguments.json, add=arguments.add)
-
-    def keep(bench: Bench) -> None:
-        if file is not None:
-            file.write([{"bench": name, **row} for row in bench.as_json()])
-
-    bench = Bench(quick=arguments.quick, keep=keep)
-    try:
-        if sweep is not None and arguments.sweep:
-            sweep(bench)
-            return
-        run(bench)
-        count, names = len(bench.compiled), " ".join(sorted(set(bench.compiled)))
-        print(f"compilations after warm-up: {count} {names} {_verdict(not count)}: 0", flush=True)
-    finally:
-        keep(bench)  # write again: a kernel may have been compiled after the last row

@@ -22,7 +22,7 @@ TIMEOUT, GRACE = 170, 15  # seconds per benchmark, and to end after an interrupt
 def run(name: str, options: list[str], file: Path) -> bool:
     """Run one benchmark, which adds its rows to the file; return whether it succeeded."""
     print(f"\n{name}", flush=True)
-    command = [sys.executable, str(FOLDER / f"bench_{name}.py"), "--json", str(file), "--add"]
+    command = [sys.executable, str(FOLDER / "run_one.py"), name, "--json", str(file), "--add"]
     # Background jobs of a shell ignore this signal, and the benchmark would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return _waited(subprocess.Popen([*command, *options]))

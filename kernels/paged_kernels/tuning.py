@@ -3,7 +3,7 @@
 Each function is a table, keyed by architecture and the values that determine the registers and
 shared memory of a program: the first line that fits applies, the last is the default.
 `python -m paged_kernels.aot` shows the compiled result of each configuration;
-`kernels/benchmarks/bench_paged_decode.py --sweep` (and `bench_paged_prefill.py`) times neighboring
+`kernels/benchmarks/run_one.py paged_decode --sweep` (and `paged_prefill`) times neighboring
 configurations on a device.
 """
 

@@ -187,6 +187,15 @@ class KVCacheManager:
                 if is_new and self.journal is not None and not seq.request.is_private:
                     self._record(self.journal, seq, place // num_groups, group)
 
+    def register_filled(self, seq: Sequence, num_tokens: int) -> None:
+        """Register the blocks that the step fills, unless they contain a placeholder."""
+        start = seq.num_computed_tokens
+        if (start + num_tokens) // self.block_size == start // self.block_size:
+            return
+        end = min(start + num_tokens, seq.num_known_tokens)
+        if end > start:
+            self.register_full_blocks(seq, start, end)
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let the child continue from the parent's computed tokens, with the same blocks."""
         for block_id in self._without_null(parent.block_ids):

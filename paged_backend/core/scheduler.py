@@ -16,13 +16,13 @@ from paged_backend.core.admission import Admission, keeps_place
 from paged_backend.core.compiling import Progress
 from paged_backend.core.constraints import (
     GrammarGuide,
-    allowed_drafts,
     hold_and_go_on,
     is_constrained,
     token_masks,
 )
 from paged_backend.core.counters import EngineCounters
-from paged_backend.core.drafter import NO_DRAFT, Draft, Drafter
+from paged_backend.core.drafter import Draft, Drafter
+from paged_backend.core.drafting import Drafting
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.grammar import Grammar
 from paged_backend.core.kv_cache_manager import KVCacheManager
@@ -34,17 +34,12 @@ from paged_backend.core.scheduler_output import (
     SchedulerOutput,
     TokenMasks,
 )
-from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
+from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.sequences import Sequences
-from paged_backend.core.step import ScheduledStep, StepBuilder
+from paged_backend.core.starting import Starting
+from paged_backend.core.step import ScheduledStep, StepBuilder, can_be_continued
 from paged_backend.core.step_results import StepResults
-from paged_backend.core.stopping import (
-    EndConditions,
-    can_be_drafted,
-    max_draft_tokens,
-    may_await_token,
-    must_wait,
-)
+from paged_backend.core.stopping import EndConditions, must_wait
 from paged_backend.values.outputs import (
     EngineStats,
     EngineView,
@@ -83,7 +78,8 @@ class Scheduler:
         self.sequences = Sequences(kv, waiting, self.counters)
         self._results = StepResults(kv, self.sequences, self.counters, config)
         self._admission = Admission(config, kv, self.sequences.running, self.sequences.held)
-        self._drafter = drafter
+        self._starting = Starting(kv, self.sequences, self._admission)
+        self._drafting = Drafting(config, kv, self.sequences, drafter)
         self._early: list[SequenceOutput] = []  # final outputs of requests that ended on arrival
         self._in_flight: deque[ScheduledStep] = deque()
         self._decodes: list[Sequence] = []  # decodes of the newest step; the next may continue them
@@ -169,16 +165,16 @@ class Scheduler:
         self.kv.free_invisible_blocks(self.sequences.running.values())
         self._preempt_for_fairness()
         preempted = self._schedule_running(step)
-        self._register_scheduled(step)
+        step.register_blocks(self.kv)
         if not preempted:
-            self._admit_waiting(step)
-        self._queue_siblings(step)
+            self._starting.admit_waiting(step)
+        self._starting.queue_siblings(step)
         output = step.build(self.sequences.siblings, self.sequences.freed_seq_ids, self.kv)
         if output.num_sequences:
             self._decodes = step.decodes
             self.sequences.freed_seq_ids = []
             self.counters.num_steps += 1
-            self._in_flight.append(self._advance(step))
+            self._in_flight.append(self._results.expect(step))
         elif not self._in_flight and self._preempt_idle_beam():
             return self.schedule()
         elif self.sequences and not (self._in_flight or self.sequences.held):
@@ -203,11 +199,7 @@ class Scheduler:
 
     def take_drafts(self, drawn: DrawnDrafts) -> None:
         """Take the drafts of the newest step that the worker has drawn."""
-        if self._drafter is not None:
-            self._in_flight[-1].drafts.update(
-                (seq_id, Draft(token_ids)) for seq_id, token_ids in drawn.token_ids.items()
-            )
-            self._drafter.take_drafts(drawn)
+        self._drafting.take(self._in_flight[-1], drawn)
 
     @property
     def is_constrained(self) -> bool:
@@ -288,8 +280,8 @@ class Scheduler:
     def _schedule_running(self, step: StepBuilder) -> bool:
         """Schedule running sequences; return True if one was preempted for lack of blocks."""
         num_preemptions = self.counters.num_preemptions
-        awaiting = self._awaiting()
-        drafts = self._drafts()
+        awaiting = self._drafting.awaiting()
+        drafts = self._drafting.drafts()
         self._continue_decodes(step, drafts.keys() | awaiting)
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
@@ -303,7 +295,7 @@ class Scheduler:
                 (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
             # Continuable decodes come first, in the order of the previous step, because blocks are
             # freed, and evicted, in the order of the step.
-            first = filter(_can_be_continued, self._decodes)
+            first = filter(can_be_continued, self._decodes)
             places = {seq: i for i, seq in enumerate(first)}
             decodes.sort(key=lambda seq: (not seq.can_continue, places.get(seq, len(places))))
         # Attention is faster if the sequences with one token each come first.
@@ -313,7 +305,7 @@ class Scheduler:
                 self._continue(seq, step)
         for seq in sorted(prefills, key=self.sequences.waiting.priority_key):
             if self.counters.num_preemptions == num_preemptions:
-                self._admit_waiting(step, before=seq)
+                self._starting.admit_waiting(step, before=seq)
             self._continue(seq, step)
         return self.counters.num_preemptions > num_preemptions
 
@@ -331,45 +323,13 @@ class Scheduler:
         entering: list[tuple[int, Sequence]] = []
         block_size = self.kv.block_size
         for seq in self._decodes:
-            if _can_be_continued(seq) and seq.seq_id not in others:
+            if can_be_continued(seq) and seq.seq_id not in others:
                 if seq.num_computed_tokens % block_size == 0:
                     entering.append((len(continued), seq))
                 continued.append(seq)
         for _, seq in entering:
             self.kv.allocate_slots(seq, 1)
         step.continue_decodes(continued, entering)
-
-    def _awaiting(self) -> set[int]:
-        """Return the sequences that wait for a token in flight, so that they can be drafted for."""
-        if self._drafter is None:
-            return set()
-        return self._drafter.awaits(filter(may_await_token, self.sequences.running.values()))
-
-    def _drafts(self) -> dict[int, Draft]:
-        """Return drafts by ``seq_id``, as many as a step has room for beside all decodes.
-
-        While prompts wait or are computed, they get at least half of this room.
-        """
-        drafts: dict[int, Draft] = {}
-        states = self.kv.states
-        if self._drafter is None or not (states is None or states.has_room_for_drafts):
-            return drafts
-        running = self.sequences.running.values()
-        decodes = [seq for seq in running if seq.num_uncomputed_tokens == 1 and can_be_drafted(seq)]
-        room = self.config.max_num_batched_tokens - len(running)
-        budget = max(0, min(room, self.config.max_num_drafts))
-        if self.sequences.waiting or any(seq.num_uncomputed_tokens > 1 for seq in running):
-            budget //= 2
-        proposed = self._drafter.propose(decodes, budget)
-        for seq in decodes:
-            num_useful = min(budget, max_draft_tokens(seq))
-            num_useful = self.kv.cut_chunk(seq, seq.num_computed_tokens, 1 + num_useful) - 1
-            draft = proposed.get(seq.seq_id, NO_DRAFT).first(num_useful)
-            draft = allowed_drafts(seq, draft)
-            if draft.token_ids:
-                drafts[seq.seq_id] = draft
-                budget -= len(draft.token_ids)
-        return drafts
 
     def _speculate(self, seq: Sequence, step: StepBuilder, draft: Draft) -> bool:
         """Schedule the newest token of a sequence and a draft, if there are blocks for them."""
@@ -397,105 +357,6 @@ class Scheduler:
             victim = max(self.sequences.started, key=lambda seq: seq.preemption_key)
             step.remove(victim)
             self.sequences.preempt(victim)
-
-    def _admit_waiting(self, step: StepBuilder, before: Sequence | None = None) -> None:
-        """Start waiting sequences; only those that come before ``before``, if it is given."""
-        if not self.sequences.waiting:
-            return
-        admission = self._admission
-        num_free_seqs = admission.num_free_seqs() - self._num_forks(step)
-        num_reserved = admission.num_reserved_blocks()
-        while self.sequences.waiting and step.budget > 0:
-            seq = self.sequences.waiting.first()
-            key = self.sequences.waiting.priority_key
-            if before is not None and key(seq) >= key(before):
-                break
-            if seq.num_output_placeholders > 0:  # preempted in this step: its last token is unknown
-                break
-            if num_free_seqs <= 0 or not admission.has_adapter_place(seq):
-                break
-            hits = admission.find_prefix(seq)
-            num_tokens = admission.first_slice(seq, hits, step.budget)
-            if num_tokens == 0 or not admission.has_room(seq, hits, num_reserved):
-                break
-            self.sequences.start(seq, hits)
-            num_free_seqs -= 1
-            if seq.num_computed_tokens + num_tokens == seq.num_tokens:
-                num_free_seqs -= len(self.sequences.siblings.get(seq.seq_id, ()))
-            copies = self.kv.allocate_slots(seq, num_tokens)
-            if copies is None:
-                raise RuntimeError(f"sequence {seq.seq_id} was admitted without room")
-            step.add(seq, num_tokens, copies)
-            # Charged at once, because the next sequence may then be another tenant's.
-            self.sequences.charge_prompt(seq, num_tokens)
-            if before is None:  # no sequence of this step can be preempted any more
-                # Later sequences of the same step may use the blocks that this one fills: every
-                # layer writes the K and V of all its tokens before any of them attends.
-                self._register(seq, num_tokens)
-
-    def _queue_siblings(self, step: StepBuilder) -> None:
-        """Queue the siblings without room, of prompts that this step computes to the end."""
-        num_places = max(0, self._admission.num_free_seqs())
-        for seq in self._forking(step):
-            self.sequences.queue_siblings(seq, num_places)
-            num_places -= len(self.sequences.siblings[seq.seq_id])
-
-    def _num_forks(self, step: StepBuilder) -> int:
-        """Return the number of siblings of the prompts that a step computes to the end."""
-        return sum(len(self.sequences.siblings[seq.seq_id]) for seq in self._forking(step))
-
-    def _forking(self, step: StepBuilder) -> list[Sequence]:
-        """Return the sequences with siblings whose prompts a step computes to the end."""
-        siblings = self.sequences.siblings
-        if not siblings:
-            return []
-        return [
-            seq
-            for seq, num_tokens in step.slices()
-            if seq.seq_id in siblings and seq.num_computed_tokens + num_tokens == seq.num_tokens
-        ]
-
-    def _register_scheduled(self, step: StepBuilder) -> None:
-        """Register the blocks that the decodes and prompts of running sequences fill."""
-        last_place = self.kv.block_size - 1
-        for seq in step.continued:
-            if seq.num_computed_tokens % self.kv.block_size == last_place:
-                self._register(seq, 1)
-        for seq, num_tokens in step.slices():
-            self._register(seq, num_tokens)
-
-    def _register(self, seq: Sequence, num_tokens: int) -> None:
-        """Register the blocks that the step fills, unless they contain a placeholder."""
-        start = seq.num_computed_tokens
-        if (start + num_tokens) // self.kv.block_size == start // self.kv.block_size:
-            return
-        end = min(start + num_tokens, seq.num_known_tokens)
-        if end > start:
-            self.kv.register_full_blocks(seq, start, end)
-
-    # --- after a step was scheduled -------------------------------------------------------
-
-    def _advance(self, step: StepBuilder) -> ScheduledStep:
-        """Count the tokens of a step as computed, and add placeholders for those it samples."""
-        for seq in step.continued:
-            seq.num_computed_tokens += 1
-            seq.token_ids.append(PLACEHOLDER)
-            seq.num_output_placeholders += 1
-        sampled = list(step.continued)
-        prompts: list[tuple[Sequence, int]] = []
-        for seq, num_tokens in step.slices():
-            if seq.wants_prompt_logprobs:
-                prompts.append((seq, seq.num_computed_tokens))
-            if seq.num_charged_tokens < seq.num_prompt_tokens:
-                self.sequences.charge_prompt(seq, num_tokens)
-            seq.num_computed_tokens += num_tokens
-            if seq.num_uncomputed_tokens == 0:
-                for completion in (seq, *self.sequences.fork(seq)):
-                    completion.add_placeholder()
-                    sampled.append(completion)
-                if seq.seq_id in step.drafts:
-                    seq.add_drafts(len(step.drafts[seq.seq_id].token_ids))
-        return ScheduledStep(sampled, len(step.continued), prompts, step.drafts, set())
 
     # --- state ----------------------------------------------------------------------------
 
@@ -536,15 +397,3 @@ class Scheduler:
             RuntimeError: a block leaked or belongs to the wrong sequence, or a sequence is lost.
         """
         self.sequences.check_invariants()
-
-
-def _can_be_continued(seq: Sequence) -> bool:
-    """Return True if a decode of the previous step computes a token that the worker lacks."""
-    num_tokens, num_placeholders = len(seq.token_ids), seq.num_output_placeholders
-    return (
-        seq.status is SequenceStatus.RUNNING
-        and num_tokens == seq.num_computed_tokens + 1
-        and seq.num_sent_tokens > 0
-        and num_tokens == seq.num_sent_tokens + num_placeholders + 1
-        and (num_placeholders == 0 or num_tokens < seq.max_num_tokens)
-    )

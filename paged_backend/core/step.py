@@ -14,7 +14,7 @@ from paged_backend.core.scheduler_output import (
     SchedulerOutput,
     Slice,
 )
-from paged_backend.core.sequence import Sequence
+from paged_backend.core.sequence import Sequence, SequenceStatus
 
 
 class ScheduledStep(NamedTuple):
@@ -171,6 +171,15 @@ class StepBuilder:
             seq.num_sent_blocks = len(seq.block_ids)
         return ContinuedDecodes(dropped, token_ids, new_block_ids)
 
+    def register_blocks(self, kv: KVCacheManager) -> None:
+        """Register the blocks that the decodes and prompts of running sequences fill."""
+        last_place = kv.block_size - 1
+        for seq in self.continued:
+            if seq.num_computed_tokens % kv.block_size == last_place:
+                kv.register_filled(seq, 1)
+        for seq, num_tokens in self.slices():
+            kv.register_filled(seq, num_tokens)
+
     def _num_decodes(self, slices: list[Slice]) -> int:
         """Return the number of first slices that the next step may continue."""
         pairs = zip(self.slices(), slices, strict=True)
@@ -211,4 +220,16 @@ def _slice(seq: Sequence, num_tokens: int, drafts: list[int], sample_seq_ids: li
         drafts,
         sample_seq_ids,
         (seq.request.params.prompt_logprobs or 0) if wants_logprobs else None,
+    )
+
+
+def can_be_continued(seq: Sequence) -> bool:
+    """Return True if a decode of the previous step computes a token that the worker lacks."""
+    num_tokens, num_placeholders = len(seq.token_ids), seq.num_output_placeholders
+    return (
+        seq.status is SequenceStatus.RUNNING
+        and num_tokens == seq.num_computed_tokens + 1
+        and seq.num_sent_tokens > 0
+        and num_tokens == seq.num_sent_tokens + num_placeholders + 1
+        and (num_placeholders == 0 or num_tokens < seq.max_num_tokens)
     )

@@ -12,9 +12,9 @@ from paged_backend.core.drafter import Draft
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput
-from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
 from paged_backend.core.sequences import Sequences
-from paged_backend.core.step import ScheduledStep
+from paged_backend.core.step import ScheduledStep, StepBuilder
 from paged_backend.core.stopping import cut_at_end
 from paged_backend.values.outputs import (
     DraftCounts,
@@ -51,6 +51,28 @@ class StepResults:
         self._eos_token_ids = config.eos_token_ids
         self._beams = BeamGroups(sequences, config.max_num_seqs)
         self._num_constrained = 0  # sequences of the step that have a grammar
+
+    def expect(self, step: StepBuilder) -> ScheduledStep:
+        """Count the tokens of a step as computed, and add placeholders for those it samples."""
+        for seq in step.continued:
+            seq.num_computed_tokens += 1
+            seq.token_ids.append(PLACEHOLDER)
+            seq.num_output_placeholders += 1
+        sampled = list(step.continued)
+        prompts: list[tuple[Sequence, int]] = []
+        for seq, num_tokens in step.slices():
+            if seq.wants_prompt_logprobs:
+                prompts.append((seq, seq.num_computed_tokens))
+            if seq.num_charged_tokens < seq.num_prompt_tokens:
+                self._sequences.charge_prompt(seq, num_tokens)
+            seq.num_computed_tokens += num_tokens
+            if seq.num_uncomputed_tokens == 0:
+                for completion in (seq, *self._sequences.fork(seq)):
+                    completion.add_placeholder()
+                    sampled.append(completion)
+                if seq.seq_id in step.drafts:
+                    seq.add_drafts(len(step.drafts[seq.seq_id].token_ids))
+        return ScheduledStep(sampled, len(step.continued), prompts, step.drafts, set())
 
     def apply(self, step: ScheduledStep, result: ModelRunnerOutput) -> list[SequenceOutput]:
         """Apply the output of the earliest step in flight.

@@ -9,30 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import time
 from collections import defaultdict
 from pathlib import Path
 
-import zmq
-
 from paged_backend.checkpoint.hub import Checkpoint, resolve_checkpoint
-from paged_backend.engine.adapters import Adapters
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.executors import open_executor
 from paged_backend.engine.machine_share import take_share
 from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.process import wire
+from paged_backend.process.adapter_changes import AdapterChanges
 from paged_backend.process.adapter_names import FILE
 from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
 from paged_backend.process.kv_events.publisher import KVEventPublisher
-from paged_backend.process.lifetime import (
-    ProcessId,
-    end_enrolled,
-    open_process,
-    remove_runtime_folder,
-)
+from paged_backend.process.lifetime import ProcessId, end_enrolled, remove_runtime_folder
+from paged_backend.process.mailbox import SERVER, Mailbox
 from paged_backend.process.rate_limit import TenantRateLimit
 from paged_backend.process.status_page import StatusPage
 from paged_backend.values.config import EngineConfig
@@ -45,80 +38,14 @@ from paged_backend.values.errors import (
 )
 from paged_backend.values.garbage import keep_loaded
 from paged_backend.values.log import LOG, log_to_stderr
-from paged_backend.values.lora import LoRARequest
 from paged_backend.values.outputs import EngineStats, SequenceOutput
 from paged_backend.values.request import Request
 
 IDLE_POLL_S = 0.5
-MAX_MESSAGES = 256  # that are handled before the next step, so that a flood of them cannot stop it
 STATS_INTERVAL_S = 0.2  # each value that has changed is a call to tritonserver
 FULL_CHECK_INTERVAL_S = 300.0  # between checks of all blocks, made when no request is open
 FAREWELL_S = 10.0  # how long front ends may still ask why the engine failed
 INSPECT_IS_OFF = "task: inspect is off; the engine's option enable_inspect turns it on"
-SERVER = ""  # stands for the server among the names of the front ends
-
-
-class Mailbox:
-    """The two sockets of the engine, and the processes that it watches."""
-
-    def __init__(self, run_dir: Path, server: ProcessId) -> None:
-        self.run_dir = run_dir
-        self._context = context = zmq.Context()
-        self._poller = zmq.Poller()
-        self._requests = context.socket(zmq.PULL)
-        self._outputs = context.socket(zmq.ROUTER)
-        self._sockets = {wire.REQUESTS_SOCKET: self._requests, wire.OUTPUTS_SOCKET: self._outputs}
-        for name, socket in self._sockets.items():
-            socket.set_hwm(0)  # a step never waits; the number of open requests bounds the queue
-            socket.bind(wire.address(run_dir, name))
-            self._poller.register(socket, zmq.POLLIN)
-        self._watched: dict[int, str] = {}  # pidfd -> front end, "" for the server
-        self._gone: list[str] = []  # owners of processes that ended before they were watched
-        self.watch(server, SERVER)
-
-    def watch(self, process: ProcessId, owner: str) -> None:
-        """Watch a process: when it ends, ``receive`` returns a Goodbye from ``owner``."""
-        pidfd = open_process(process)
-        if pidfd is None:
-            self._gone.append(owner)
-        else:
-            self._watched[pidfd] = owner
-            self._poller.register(pidfd, zmq.POLLIN)
-
-    def receive(self, timeout_s: float) -> list[tuple[str, wire.ToEngine]]:
-        """Wait for a message, and return those that have arrived, each with its front end.
-
-        At most ``MAX_MESSAGES`` are returned; the others wait for the next call.
-        """
-        messages: list[tuple[str, wire.ToEngine]] = [(who, wire.Goodbye()) for who in self._gone]
-        self._gone.clear()
-        for ready, _ in self._poller.poll(0 if messages else int(timeout_s * 1000)):
-            if isinstance(ready, int):
-                self._poller.unregister(ready)
-                os.close(ready)
-                messages.append((self._watched.pop(ready), wire.Goodbye()))
-            else:
-                messages += _drain(ready)
-        return messages
-
-    def send(self, front_end: str, message: wire.FromEngine) -> None:
-        """Queue a message; it is dropped if the front end has ended."""
-        self._outputs.send_multipart([front_end.encode(), wire.encode(message)])
-
-    def close(self) -> None:
-        """Send what is queued, for at most a second, and close the sockets."""
-        for socket in self._sockets.values():
-            socket.close(linger=1000)
-        self._context.term()
-
-
-def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
-    """Return the messages that have arrived; of more than ``MAX_MESSAGES``, the first ones."""
-    messages: list[tuple[str, wire.ToEngine]] = []
-    while len(messages) < MAX_MESSAGES and socket.poll(0):
-        sender, payload = socket.recv_multipart()
-        messages.append((sender.decode(), wire.decode_to_engine(payload)))
-    return messages
 
 
 class RequestsByCallId:
@@ -149,57 +76,6 @@ class RequestsByCallId:
     def named(self, call_id: str) -> list[str]:
         """Return the ids of all open requests with that name."""
         return sorted(self._request_ids.get(call_id, ()))
-
-
-class AdapterChanges:
-    """What front ends have asked of an engine's adapters, until it is done.
-
-    Args:
-        adapters: the adapters of the engine.
-    """
-
-    def __init__(self, adapters: Adapters) -> None:
-        self._adapters = adapters
-        self._open: dict[str, LoRARequest] = {}  # by request_id
-        self._loading: dict[str, str] = {}  # change_id -> front end
-        self._dropping: list[tuple[str, wire.DropAdapter]] = []  # with the front ends
-
-    def add(self, request: Request) -> None:
-        """Remember the adapter of an open request."""
-        if request.lora is not None:
-            self._open[request.request_id] = request.lora
-
-    def remove(self, request_id: str) -> None:
-        """Forget a request that has ended; unknown ids are ignored."""
-        self._open.pop(request_id, None)
-
-    def load(self, sender: str, message: wire.LoadAdapter) -> None:
-        """Start to load an adapter.
-
-        Raises:
-            InvalidRequest: the engine has no adapters.
-        """
-        self._adapters.start_loading(message.change_id, message.lora)
-        self._loading[message.change_id] = sender
-
-    def drop(self, sender: str, message: wire.DropAdapter) -> None:
-        """Forget an adapter as soon as no request has it."""
-        self._dropping.append((sender, message))
-
-    def take_done(self) -> list[tuple[str, wire.AdapterChanged]]:
-        """Return what was done since the last call, with the front ends that have asked for it."""
-        done = [
-            (self._loading.pop(change_id), wire.AdapterChanged(change_id, problem))
-            for change_id, problem in self._adapters.take_loaded()
-        ]
-        if self._dropping:
-            used = set(self._open.values())
-            for sender, message in list(self._dropping):
-                if message.lora not in used:
-                    self._adapters.forget(message.lora, is_replaced=message.is_replaced)
-                    self._dropping.remove((sender, message))
-                    done.append((sender, wire.AdapterChanged(message.change_id)))
-        return done
 
 
 class EngineLoop:

@@ -18,11 +18,14 @@ from oracle import make_engine
 
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import main
-from paged_backend.tools.bench.continuous_peer import PeerCase, run_peer, steady_rate
-from paged_backend.tools.bench.decode import DecodeBench, compilations
+from paged_backend.tools.bench.decode_engine import DecodeBench, compilations
+from paged_backend.tools.bench.decode_peer import SteadyPeer
 from paged_backend.tools.bench.decode_report import DecodeReport, DecodeTarget, IdleShare
 from paged_backend.tools.bench.decode_roofline import DecodeRoofline
 from paged_backend.tools.bench.device_trace import device_gaps
+from paged_backend.tools.bench.peer_options import PeerOptions
+from paged_backend.tools.bench.peer_process import PeerSettings
+from paged_backend.tools.bench.peers.transformers_peer import steady_rate
 from paged_backend.tools.bench.prefix import REPEATS, SUFFIX_TOKENS, time_prefix
 from paged_backend.values.config import EngineConfig
 
@@ -37,9 +40,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def case(folder):
-    return PeerCase(str(folder), "auto", "cpu", "float32", context=32, batch_size=2, seed=0)
+def steady_peer(folder, seconds):
+    settings = PeerSettings(str(folder), "auto", "cpu", "float32", 2, 512, 8, 512, 2**20)
+    return SteadyPeer(PeerOptions("transformers"), settings, seconds)
 
 
 def test_bench_decode_measures_what_fits(capsys, folder, tmp_path):
@@ -74,7 +77,7 @@ def test_bench_decode_measures_what_fits(capsys, folder, tmp_path):
 
 KILLED = """
 import os, signal, sys
-from paged_backend.tools.bench.decode import DecodeBench
+from paged_backend.tools.bench.decode_engine import DecodeBench
 from paged_backend.cli import main
 
 time_steps = DecodeBench._time_steps
@@ -277,17 +280,22 @@ def test_the_peer_counts_only_while_all_requests_decode():
         steady_rate([[0.0, 1.0], [2.0, 3.0]])
 
 
-def test_the_peer_runs_in_a_process_of_its_own(case):
-    result = run_peer(case, max_seconds=120)
-    assert result.problem is None
-    assert result.tokens_per_s > 0
-    assert (result.context, result.batch_size) == (32, 2)
+def test_the_peer_runs_in_a_process_of_its_own(folder):
+    with steady_peer(folder, 120) as peer:
+        row = peer.row([[*range(3, 35)]] * 2, 0, 0, 100.0)
+        assert peer.problem is None
+    assert (row.context, row.batch_size, row.step_ms) == (32, 2, None)
+    assert row.tokens_per_s > 0 and row.ratio == 100.0 / row.tokens_per_s
+    assert peer.about["attention"] == "sdpa"
 
 
-def test_a_peer_that_fails_or_hangs_is_reported(case, monkeypatch):
-    assert run_peer(case, max_seconds=0.01).problem == "took more than 0.01 s"
+def test_a_peer_that_fails_or_hangs_is_reported(folder, monkeypatch):
+    with steady_peer(folder, 0.01) as peer:
+        assert peer.problem == "peer transformers: did not answer within 0.01 s"
+        assert peer.row([[3]], 0, 0, 1.0) is None
     monkeypatch.setattr(sys, "executable", "false")
-    assert run_peer(case, max_seconds=60).problem == "exit status 1"
+    with steady_peer(folder, 60) as peer:
+        assert peer.problem == "peer transformers: ended with exit status 1"
 
 
 def test_bench_host_times_the_three_parts_of_a_step(capsys):

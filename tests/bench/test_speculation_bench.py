@@ -9,7 +9,6 @@ import pytest
 from error_lines import error_line
 
 from paged_backend.cli import main
-from paged_backend.cli.bench import _TRACES
 from paged_backend.speculation.token_index import TokenIndex
 from paged_backend.tools.bench.speculation import SpeculationBench
 from paged_backend.tools.bench.speculation_traces import ANSWER_TOKENS, KINDS, traces
@@ -70,4 +69,3 @@ def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("--traces", "edit,prose", *SUFFIX)
     assert "must be of edit, json, code, random, got 'prose'" in capsys.readouterr().err
-    assert list(_TRACES) == list(KINDS)

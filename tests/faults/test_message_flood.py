@@ -9,8 +9,8 @@ from pathlib import Path
 import zmq
 
 from paged_backend.process import wire
-from paged_backend.process.engine_loop import MAX_MESSAGES, Mailbox
 from paged_backend.process.lifetime import ProcessId
+from paged_backend.process.mailbox import MAX_MESSAGES, Mailbox
 
 
 def test_a_turn_of_the_engine_handles_a_limited_number_of_messages(tmp_path: Path) -> None:

@@ -264,20 +264,18 @@ def test_the_search_finds_the_cheapest_configuration() -> None:
 
 
 DYING = """
-import os, signal, sys, time
-from measure import Row, main
+import os, signal, time
+from measure import Row
 
 def run(bench):
     for name in ("first", "second"):
         bench.report(Row(name, "1", "float32", 1.0, 1, 0, "copy", 1.0))
-    if "hanging" in sys.argv[0]:
+    if "hanging" in __name__:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         time.sleep(60)
-    if "killed" in sys.argv[0]:
+    if "killed" in __name__:
         os.kill(os.getpid(), signal.SIGKILL)
     bench.report(Row("third", "1", "float32", 1.0, 1, 0, "copy", 1.0))
-
-main(run)
 """
 
 
@@ -294,9 +292,8 @@ def test_each_row_is_kept_when_a_benchmark_is_killed_or_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_all = importlib.import_module("run_all")
-    monkeypatch.setattr(run_all, "FOLDER", tmp_path)
     monkeypatch.setattr(run_all, "GRACE", 0.1)
-    path = os.pathsep.join(map(str, (KERNELS.parent, BENCHMARKS)))
+    path = os.pathsep.join(map(str, (KERNELS.parent, BENCHMARKS, tmp_path)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([path, os.environ.get("PYTHONPATH", "")]))
     for name in ("good", "killed", "hanging"):
         (tmp_path / f"bench_{name}.py").write_text(DYING)
@@ -305,7 +302,7 @@ def test_each_row_is_kept_when_a_benchmark_is_killed_or_hangs(
     assert not run_all.run("killed", ["--quick"], file)
     kept = {"bench_good": ["first", "second", "third"], "bench_killed": ["first", "second"]}
     assert rows_of(file) == kept
-    command = [sys.executable, str(tmp_path / "bench_hanging.py"), "--quick"]
+    command = [sys.executable, str(BENCHMARKS / "run_one.py"), "hanging", "--quick"]
     hanging = subprocess.Popen([*command, "--json", str(file), "--add"])
     while "second" not in rows_of(file).get("bench_hanging", []):
         assert hanging.poll() is None
@@ -330,8 +327,27 @@ def test_run_all_collects_the_figures_of_each_benchmark(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "targets missed: none" in done.stdout
     kept = json.loads(file.read_text())
-    assert {"device", "driver", "commit", "torch", "triton", "python"} <= set(kept["environment"])
+    assert {"device", "commit", "torch", "triton", "python"} <= set(kept["environment"])
     names = [row["name"] for row in kept["rows"]]
     assert names[:2] == ["copy", "matmul"]
     assert {"silu_and_mul", "compilations after warm-up"} <= set(names)
     assert {row["bench"] for row in kept["rows"]} == {"bench_silu_and_mul"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["rms_norm", "--sweep"], "--sweep: rms_norm has no launch configurations to search"),
+        (["norm"], "NAME: there is no bench_norm.py"),
+    ],
+)
+def test_mistakes_are_named(
+    argv: list[str],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_one.py", *argv])
+    with pytest.raises(SystemExit) as caught:
+        importlib.import_module("run_one").main()
+    assert problem in f"{caught.value}{capsys.readouterr().err}"

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import TypeVar
 
 from paged_backend.tools.bench.peer_options import PeerOptions
@@ -92,12 +91,7 @@ class DecodePeer:
     def __enter__(self) -> DecodePeer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._process is not None:
             self._process.close()
 
@@ -105,10 +99,9 @@ class DecodePeer:
         self, prompts: list[list[int]], warm_up: int, num_steps: int, engine_tokens_per_s: float
     ) -> PeerRow | None:
         """Time steps in which all prompts, of one length, decode."""
-        process = self._process
-        if process is None:
-            return None
-        steps = self._limited(lambda limit: process.decode(prompts, warm_up, num_steps, limit))
+        steps = self._asked(
+            lambda process, limit: process.decode(prompts, warm_up, num_steps, limit)
+        )
         if steps is None:
             return None
         rate = len(prompts) * len(steps) / sum(steps)
@@ -122,11 +115,13 @@ class DecodePeer:
 
     def first_token_ms(self, prompt: list[int]) -> float | None:
         """Milliseconds from a request alone to its first token."""
-        process = self._process
-        if process is None:
-            return None
-        seconds = self._limited(lambda limit: process.first_token(prompt, limit))
+        seconds = self._asked(lambda process, limit: process.first_token(prompt, limit))
         return None if seconds is None else seconds * 1e3
+
+    def _asked(self, call: Callable[[PeerProcess, float], T]) -> T | None:
+        """Call with the process and the seconds left; None if it failed now or before."""
+        process = self._process
+        return None if process is None else self._limited(lambda limit: call(process, limit))
 
     def _limited(self, call: Callable[[float], T]) -> T | None:
         """Call with the seconds left; None if it failed now or before."""
@@ -140,6 +135,21 @@ class DecodePeer:
             return None
         finally:
             self._seconds_left -= time.monotonic() - started
+
+
+class SteadyPeer(DecodePeer):
+    """A peer that has no steps to time, only a rate while all requests decode."""
+
+    def row(
+        self, prompts: list[list[int]], warm_up: int, num_steps: int, engine_tokens_per_s: float
+    ) -> PeerRow | None:
+        """Run all prompts to their ends."""
+        answer = self._asked(lambda process, limit: process.steady(prompts, limit))
+        if answer is None:
+            return None
+        rate, self.about["attention"] = answer
+        ratio = engine_tokens_per_s / rate
+        return PeerRow(len(prompts[0]), len(prompts), rate, None, ratio)
 
 
 def median_first_token_ms(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.platforms.select import select_platform
 from paged_backend.tools.bench.processor_time import times_in_turn
+
+HEADER = " rows  experts       MB  compute  read (ms)  ratio"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,22 @@ class ExpertsTime:
     read_ms: float
     ratio: float  # the median of the rounds' ratios
 
+    def line(self) -> str:
+        """Return the row under `HEADER`."""
+        return (
+            f"{self.rows:5}  {self.chosen:7}  {self.megabytes:7.1f}  {self.compute_ms:7.2f}  "
+            f"{self.read_ms:9.2f}  {self.ratio:5.2f}"
+        )
+
 
 def measure_experts(
     sizes: ExpertsSizes, batch_sizes: Sequence[int], rounds: int
-) -> list[ExpertsTime]:
+) -> Iterator[ExpertsTime]:
     """Time batches of random rows that choose random experts; reading is torch's sum of floats."""
     torch.manual_seed(0)
     experts, item_size = _make_experts(sizes)
     expert_bytes = 3 * sizes.hidden_size * sizes.intermediate_size * item_size
     memory = torch.zeros(sizes.num_experts * expert_bytes // 4)
-    times = []
     for rows in batch_sizes:
         order = torch.rand(rows, sizes.num_experts).argsort(dim=1)
         ids = order[:, : sizes.num_experts_per_tok].int()
@@ -54,8 +62,7 @@ def measure_experts(
         compute = functools.partial(experts, x, ids, torch.rand(ids.shape))
         read = memory[: chosen * expert_bytes // 4].sum
         size = chosen * expert_bytes / 1e6
-        times.append(ExpertsTime(rows, chosen, size, *times_in_turn(compute, read, rounds)))
-    return times
+        yield ExpertsTime(rows, chosen, size, *times_in_turn(compute, read, rounds))
 
 
 def _make_experts(sizes: ExpertsSizes) -> tuple[ExpertsMethod, int]:

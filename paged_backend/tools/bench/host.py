@@ -21,6 +21,7 @@ from paged_backend.values.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 _WARM_UP_STEPS = 5
+HEADER = "batch  context  schedule  prepare  update  messages  total (ms per step)"
 
 
 class HostTime(NamedTuple):
@@ -38,6 +39,14 @@ class HostTime(NamedTuple):
         """The whole step."""
         return self.schedule_ms + self.prepare_ms + self.update_ms + self.messages_ms
 
+    def line(self) -> str:
+        """Return the row under `HEADER`."""
+        return (
+            f"{self.batch_size:5}  {self.context:7}  {self.schedule_ms:8.3f}  "
+            f"{self.prepare_ms:7.3f}  {self.update_ms:6.3f}  {self.messages_ms:8.3f}  "
+            f"{self.total_ms:5.3f}"
+        )
+
 
 def measure_host(batch_size: int, context: int, num_steps: int) -> HostTime:
     """Time decode steps of ``batch_size`` sequences after prompts of ``context`` tokens."""
@@ -48,19 +57,30 @@ def measure_host(batch_size: int, context: int, num_steps: int) -> HostTime:
     return HostTime(batch_size, context, *medians)
 
 
+def new_scheduler(limits: SchedulerConfig, num_blocks: int) -> Scheduler:
+    """Return a scheduler without an engine, over blocks of `BLOCK_SIZE` tokens."""
+    layout = KVCacheLayout(BLOCK_SIZE, limits.max_num_batched_tokens)
+    kv = KVCacheManager(num_blocks, layout, enable_prefix_caching=True)
+    return Scheduler(limits, kv, FairQueue({}, fair=True))
+
+
+def num_samples(output: SchedulerOutput) -> int:
+    """Return the number of tokens that a step samples."""
+    num_sliced = sum(len(item.sample_seq_ids) for item in output.slices)
+    return len(output.continued.new_token_ids) + num_sliced
+
+
+def any_tokens(output: SchedulerOutput) -> ModelRunnerOutput:
+    """Return the result of a step that samples the same token everywhere."""
+    return ModelRunnerOutput([[7]] * num_samples(output))
+
+
 class _HostStep:
     def __init__(self, batch_size: int, context: int, num_steps: int) -> None:
         max_model_len = context + num_steps + 2
         num_blocks = batch_size * (-(-max_model_len // BLOCK_SIZE)) * 102 // 100 + 2
-        self._scheduler = Scheduler(
-            SchedulerConfig(batch_size, batch_size * context, max_model_len, True, frozenset()),
-            KVCacheManager(
-                num_blocks,
-                KVCacheLayout(BLOCK_SIZE, batch_size * context),
-                enable_prefix_caching=True,
-            ),
-            FairQueue({}, fair=True),
-        )
+        limits = SchedulerConfig(batch_size, batch_size * context, max_model_len, True, frozenset())
+        self._scheduler = new_scheduler(limits, num_blocks)
         self._worker = WorkerState()
         self._inputs = InputBatchBuilder(BLOCK_SIZE)
         params = SamplingParams(temperature=0, max_tokens=num_steps + 1, ignore_eos=True)
@@ -72,7 +92,7 @@ class _HostStep:
         """Run the first step."""
         output = self._scheduler.schedule()
         self._inputs.build(self._worker.apply(output))
-        self._scheduler.update_from_output(_any_tokens(output))
+        self._scheduler.update_from_output(any_tokens(output))
 
     def decode(self) -> list[float]:
         """Run one step; returns the seconds of its parts."""
@@ -81,13 +101,8 @@ class _HostStep:
         times.append(time.process_time())
         self._inputs.build(self._worker.apply(output))
         times.append(time.process_time())
-        outputs = self._scheduler.update_from_output(_any_tokens(output))
+        outputs = self._scheduler.update_from_output(any_tokens(output))
         times.append(time.process_time())
         encode(outputs)
         times.append(time.process_time())
         return [after - before for before, after in pairwise(times)]
-
-
-def _any_tokens(output: SchedulerOutput) -> ModelRunnerOutput:
-    num_samples = sum(len(item.sample_seq_ids) for item in output.slices)
-    return ModelRunnerOutput([[7]] * (len(output.continued.new_token_ids) + num_samples))

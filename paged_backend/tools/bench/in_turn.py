@@ -2,34 +2,86 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from paged_backend.checkpoint.hub import resolve_checkpoint
 from paged_backend.engine.engine import Engine
+from paged_backend.engine.executors import open_executor
 from paged_backend.tools.bench.comparison import Comparison
 from paged_backend.tools.bench.environment import environment
+from paged_backend.values.config import EngineConfig
 from paged_backend.values.json_file import write_json
 from paged_backend.values.request import Request
 
 REQUESTS_PER_SEQUENCE = 2
 """The number of requests of a round, for each that is open at once."""
 
+PROMPT_TOKENS, ANSWER_TOKENS = 64, 128
+FIRST_TOKEN = 16  # ids below it may be special tokens
 
-class Figures(Protocol):
-    """A row of figures."""
+
+@dataclass(frozen=True, slots=True)
+class TurnFigures:
+    """Tokens per second of one side (`engine`) and of the other (`peer`), over all rounds."""
+
+    comparison: Comparison
+    at_once: int
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values to save, rounds included."""
-        ...
+        names = [spec.name for spec in fields(self) if spec.name != "comparison"]
+        return {**self.comparison.as_dict(), **{name: getattr(self, name) for name in names}}
 
     def line(self) -> str:
-        """Return a row for people."""
-        ...
+        """Return a row for people: both rates, and the median of the ratios with their range."""
+        ratios, peer = self.comparison.ratios, self.comparison.peer
+        assert peer is not None
+        median = sorted(ratios)[len(ratios) // 2]
+        return (
+            f"{self.comparison.name:8} {self.at_once:7}  {peer:8.0f}  "
+            f"{self.comparison.engine:8.0f}  "
+            f"{median:5.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+
+
+def open_engine(config: EngineConfig) -> Engine:
+    """Load the checkpoint of these options.
+
+    Raises:
+        ConfigError: the options or the checkpoint cannot be used.
+    """
+    return Engine(config, open_executor(config, resolve_checkpoint(config).model))
+
+
+def random_prompt(seed: int, vocab_size: int) -> list[int]:
+    """Return `PROMPT_TOKENS` random tokens."""
+    rng = random.Random(seed)
+    return [rng.randrange(FIRST_TOKEN, vocab_size) for _ in range(PROMPT_TOKENS)]
+
+
+def rates_in_turn(
+    sides: Sequence[Callable[[int], float]], rounds: int
+) -> Iterator[tuple[float, ...]]:
+    """Yield the rates of all sides in each round; another side is the first one each time.
+
+    Args:
+        sides: measure a rate in the round of a number.
+        rounds: number of rounds, after one that captures graphs and does not count.
+    """
+    for number in range(rounds + 1):
+        first = number % len(sides)
+        order = [*range(first, len(sides)), *range(first)]
+        rates = {index: sides[index](number) for index in order}
+        if number:
+            yield tuple(rates[index] for index in range(len(sides)))
 
 
 def run_requests(engine: Engine, requests: Sequence[Request], at_once: int) -> float:
@@ -54,18 +106,7 @@ def run_requests(engine: Engine, requests: Sequence[Request], at_once: int) -> f
     return num_tokens / (time.perf_counter() - started)
 
 
-def rates_and_ratio(comparison: Comparison) -> str:
-    """Return cells for people: both rates, and the median of the ratios with their range."""
-    ratios = comparison.ratios
-    assert comparison.peer is not None
-    median = sorted(ratios)[len(ratios) // 2]
-    return (
-        f"{comparison.peer:8.0f}  {comparison.engine:8.0f}  "
-        f"{median:5.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    )
-
-
-def save(path: Path, figures: Sequence[Figures], command: str) -> None:
+def save(path: Path, figures: Sequence[TurnFigures], command: str) -> None:
     """Write the figures of a CPU and the environment as JSON."""
     values = {
         "command": command,

@@ -51,9 +51,7 @@ class OfflineBench:
         ConfigError: the options or the checkpoint cannot be used.
     """
 
-    def __init__(self, options: Mapping[str, Any], *, threads: int) -> None:
-        if threads:
-            torch.set_num_threads(threads)
+    def __init__(self, options: Mapping[str, Any]) -> None:
         self._config = engine_args.from_mapping(options).config
         checkpoint = resolve_checkpoint(self._config)
         self._folder, self._tokenizer = checkpoint.model, str(checkpoint.tokenizer)

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from paged_backend.launch.tied_process import tied_command
@@ -92,12 +91,7 @@ class PeerProcess:
     def __enter__(self) -> PeerProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def run(self, jobs: Sequence[Job], at_once: int, max_seconds: float) -> float:
@@ -127,6 +121,15 @@ class PeerProcess:
             PeerError: the peer has failed, has ended, or has no answer after `max_seconds`.
         """
         return float(self._ask({"first_token": prompt}, max_seconds)["seconds"])
+
+    def steady(self, prompts: list[list[int]], max_seconds: float) -> tuple[float, str]:
+        """Return the tokens per second while all prompts decode, and the attention's name.
+
+        Raises:
+            PeerError: the peer has failed, has ended, or has no answer after `max_seconds`.
+        """
+        answer = self._ask({"steady": prompts}, max_seconds)
+        return float(answer["tokens_per_s"]), str(answer["attention"])
 
     def close(self) -> None:
         """End the process and remove its files."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from paged_backend.checkpoint.hub import resolve_checkpoint
@@ -106,11 +105,7 @@ class QualityBench:
         ConfigError: the options, the prompts or the checkpoint cannot be used.
     """
 
-    def __init__(
-        self, options: Mapping[str, Any], prompt_options: PromptOptions, *, threads: int = 0
-    ) -> None:
-        if threads:
-            torch.set_num_threads(threads)
+    def __init__(self, options: Mapping[str, Any], prompt_options: PromptOptions) -> None:
         config = engine_args.from_mapping(options).config
         if config.load_format == "dummy":
             raise option_error(

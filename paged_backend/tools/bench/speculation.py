@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from paged_backend.checkpoint.hub import resolve_checkpoint
 from paged_backend.core.scheduled_batch import SampleSpec
-from paged_backend.engine.engine import Engine
-from paged_backend.engine.executors import open_executor
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.in_turn import (
     REQUESTS_PER_SEQUENCE,
-    rates_and_ratio,
+    TurnFigures,
+    open_engine,
+    rates_in_turn,
     run_requests,
 )
 from paged_backend.tools.bench.speculation_traces import ANSWER_TOKENS, Trace, traces
@@ -27,32 +27,19 @@ from paged_backend.values.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationFigures:
+class SpeculationFigures(TurnFigures):
     """Tokens per second with speculation (`engine`) and without it (`peer`), over all rounds."""
 
-    comparison: Comparison
-    at_once: int
     tokens_per_step: float  # for each sequence, with speculation
     accepted_share: float  # part of the drafts that were right
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the values to save, rounds included."""
-        return {
-            **self.comparison.as_dict(),
-            "at_once": self.at_once,
-            "tokens_per_step": self.tokens_per_step,
-            "accepted_share": self.accepted_share,
-        }
-
     def line(self) -> str:
         """Return a row for people."""
-        return (
-            f"{self.comparison.name:7} {self.at_once:7}  {rates_and_ratio(self.comparison)}  "
-            f"{self.tokens_per_step:6.2f}  {self.accepted_share:8.0%}"
-        )
+        rates = TurnFigures.line(self)
+        return f"{rates}  {self.tokens_per_step:6.2f}  {self.accepted_share:8.0%}"
 
 
-HEADER = "trace   at once   without      with  ratio              tokens/step  accepted"
+HEADER = "trace    at once   without      with  ratio              tokens/step  accepted"
 
 
 class SpeculationBench:
@@ -72,42 +59,38 @@ class SpeculationBench:
         if config.speculative_config is None:
             raise option_error("speculative_config", 'is needed, such as {"method": "suffix"}')
         self._answers: dict[int, list[int]] = {}  # by seed
-        worker = open_executor(config, resolve_checkpoint(config).model)
-        self._engine = Engine(config, worker)  # refuses platforms without drafts
-        runner: Any = worker.model_runner  # a CPU's
+        self._engine = open_engine(config)  # refuses platforms without drafts
+        executor: Any = self._engine.executor
+        runner = executor.model_runner  # a CPU's
         # Drafts of a draft model stay as they are, so that almost none of them is right.
         runner = getattr(runner, "main", runner)
-        runner.sampler = _GivenTokens(worker.info.eos_token_ids, self._answers)
+        runner.sampler = _GivenTokens(executor.info.eos_token_ids, self._answers)
         self._num_requests = 0
 
     def measure(
         self, kinds: Sequence[str], numbers: Sequence[int], rounds: int
     ) -> Iterator[SpeculationFigures]:
         """Yield the figures of each kind of trace with each number of requests at once."""
-        vocab_size = self._engine.limits.vocab_size
         for kind in kinds:
             for at_once in numbers:
-                label = f"{kind}, {at_once} at once (tokens/s)"
-                comparison = Comparison(kind, label, is_rate=True)
                 before = self._engine.stats()
-                for number in range(rounds + 1):
-                    jobs = traces(kind, REQUESTS_PER_SEQUENCE * at_once, vocab_size, number)
-                    sides = (True, False) if number % 2 else (False, True)
-                    rates = {side: self._run(jobs, at_once, speculate=side) for side in sides}
-                    if number:  # the first round captures graphs
-                        comparison.rounds.append(Pair(rates[True], rates[False]))
+                sides = [partial(self._run, kind, at_once, side) for side in (False, True)]
+                pairs = [Pair(rate, plain) for plain, rate in rates_in_turn(sides, rounds)]
                 after = self._engine.stats()
                 drafted = after.num_draft_tokens - before.num_draft_tokens
                 accepted = after.num_accepted_tokens - before.num_accepted_tokens
                 generated = after.num_generation_tokens - before.num_generation_tokens
                 # Half of the tokens were generated without speculation.
                 tokens_per_step = generated / (generated - 2 * accepted)
-                yield SpeculationFigures(
-                    comparison, at_once, tokens_per_step, accepted / max(drafted, 1)
-                )
+                label = f"{kind}, {at_once} at once (tokens/s)"
+                comparison = Comparison(kind, label, is_rate=True, rounds=pairs)
+                accepted_share = accepted / max(drafted, 1)
+                yield SpeculationFigures(comparison, at_once, tokens_per_step, accepted_share)
 
-    def _run(self, jobs: Sequence[Trace], at_once: int, *, speculate: bool) -> float:
-        """Run all jobs, at most `at_once` at a time; returns tokens per second."""
+    def _run(self, kind: str, at_once: int, speculate: bool, number: int) -> float:
+        """Run the traces of a round, at most `at_once` at a time; returns tokens per second."""
+        vocab_size = self._engine.limits.vocab_size
+        jobs = traces(kind, REQUESTS_PER_SEQUENCE * at_once, vocab_size, number)
         requests = [self._request(job, speculate) for job in jobs]
         return run_requests(self._engine, requests, at_once)
 

@@ -14,6 +14,8 @@ from paged_backend.models.states import StateFunctions
 from paged_backend.platforms.select import select_platform
 from paged_backend.tools.bench.processor_time import times_in_turn
 
+HEADER = "function        sequences   rows       MB  compute  scale (ms)  ratio  us per row"
+
 _Call = Callable[[Tensor, Tensor, Tensor], object]
 """A function of a pool, slots, and query_start_loc."""
 
@@ -29,6 +31,14 @@ class StateTime:
     compute_ms: float  # processor time of all threads
     scale_ms: float  # the same, of multiplying the states in place on one thread
     ratio: float  # the median of the rounds' ratios
+
+    def line(self) -> str:
+        """Return the row under `HEADER`."""
+        return (
+            f"{self.function:14}  {self.sequences:9}  {self.rows:5}  {self.megabytes:7.1f}  "
+            f"{self.compute_ms:7.2f}  {self.scale_ms:10.2f}  {self.ratio:5.2f}  "
+            f"{self.compute_ms / self.rows * 1e3:10.1f}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

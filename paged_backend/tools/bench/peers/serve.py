@@ -6,14 +6,16 @@ It runs under the interpreter of the engine's environment, so it needs the stand
 
 PEER.py imports the engine and defines a class ``Peer``, which is a ``PeerEngine`` as described
 below. The first call is ``{"load": settings}`` with the answer ``{"about": {...}}``. Later calls
-are of three kinds:
+are of four kinds:
 
 - ``{"jobs": [[prompt, max_tokens], ...], "at_once": n}`` with the answer ``{"seconds": s}``
 - ``{"decode": prompts, "warm_up": n, "steps": n}`` with the answer ``{"steps": seconds}``
 - ``{"first_token": prompt}`` with the answer ``{"seconds": s}``
+- ``{"steady": prompts}`` with the answer ``{"tokens_per_s": r, "attention": name}``
 
-The last two need a ``DecodingEngine``. After ``{"problem": text}`` the process ends, and so it does
-at the end of stdin. Between calls it waits in a read.
+``decode`` and ``first_token`` need a ``DecodingEngine``, and ``steady`` a ``SteadyEngine``. After
+``{"problem": text}`` the process ends, and so it does at the end of stdin. Between calls it waits
+in a read.
 """
 
 from __future__ import annotations
@@ -55,6 +57,13 @@ class DecodingEngine(PeerEngine, Protocol):
 
     def stop(self) -> None:
         """End all requests."""
+
+
+class SteadyEngine(PeerEngine, Protocol):
+    """An engine whose steps nobody sees, and that measures itself while all requests decode."""
+
+    def steady(self, prompts: list[list[int]]) -> tuple[float, str]:
+        """Run all prompts; returns tokens per second, and the name of the attention."""
 
 
 def time_decode(
@@ -130,6 +139,9 @@ def answered(peer: PeerEngine, call: dict[str, Any]) -> dict[str, Any]:
     """Carry out a call after the first one."""
     if "jobs" in call:
         return {"seconds": run_jobs(peer, call["jobs"], call["at_once"])}
+    if "steady" in call:
+        rate, attention = cast(SteadyEngine, peer).steady(call["steady"])
+        return {"tokens_per_s": rate, "attention": attention}
     decoding = cast(DecodingEngine, peer)
     if "decode" in call:
         return {"steps": time_decode(decoding, call["decode"], call["warm_up"], call["steps"])}

@@ -1,4 +1,4 @@
-"""Static-batch ``transformers.generate``, the peer that every user has."""
+"""Transformers in static batches, the peer that every user has, and in continuous ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+NEW_TOKENS = 128  # the first request of a steady run must last until the last one has begun
+CPU_BATCH_TOKENS = 512
+CPU_BLOCK = 32  # tokens; no release of transformers has smaller blocks
+
 
 class Peer:
     """Runs waiting requests as one batch, padded, until the last of them has its tokens."""
@@ -16,6 +20,7 @@ class Peer:
     def __init__(self, settings: dict[str, Any]) -> None:
         torch.set_num_threads(settings["threads"])
         self._device = torch.device(settings["device"])
+        self._is_cpu = settings["device"] == "cpu"
         dtype = getattr(torch, settings["dtype"])
         self._model = load_peer(
             Path(settings["folder"]), settings["load_format"], dtype, self._device
@@ -51,6 +56,52 @@ class Peer:
         )
         num_new = outputs.shape[1] - longest
         return [(index, min(num_new, max_tokens)) for index, _, max_tokens in batch]
+
+    def steady(self, prompts: list[list[int]]) -> tuple[float, str]:
+        """Run prompts of one length with continuous batching.
+
+        Returns:
+            Tokens per second while all requests decode, and the name of the attention used.
+
+        Raises:
+            RuntimeError: requests failed, or never all decoded at the same time.
+        """
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        settings = GenerationConfig(  # type: ignore[no-untyped-call]  # untyped in its library
+            max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        limits = ContinuousBatchingConfig()
+        if self._is_cpu:  # otherwise it allocates most of the machine's memory
+            limits.max_batch_tokens = CPU_BATCH_TOKENS
+            blocks = -(-(len(prompts[0]) + NEW_TOKENS) // CPU_BLOCK) + 1
+            limits.num_blocks = len(prompts) * blocks
+        results = self._model.generate_batch(
+            prompts,
+            generation_config=settings,
+            continuous_batching_config=limits,
+            record_timestamps=True,
+        )
+        errors = [result.error for result in results.values() if result.error is not None]
+        if errors or len(results) < len(prompts):
+            raise RuntimeError(errors[0] if errors else f"only {len(results)} requests have ended")
+        rate = steady_rate([result.timestamps for result in results.values()])
+        return rate, self._model.config._attn_implementation
+
+
+def steady_rate(timestamps: list[list[float]]) -> float:
+    """Return the tokens per second from the last request's first token to the first one's last.
+
+    Args:
+        timestamps: times in seconds at which each request's tokens arrived.
+
+    Raises:
+        RuntimeError: there is no such interval.
+    """
+    begin, end = max(times[0] for times in timestamps), min(times[-1] for times in timestamps)
+    if end <= begin:
+        raise RuntimeError(f"the first request had its {NEW_TOKENS} tokens before the last began")
+    return sum(begin < time <= end for times in timestamps for time in times) / (end - begin)
 
 
 def load_peer(folder: Path, load_format: str, dtype: torch.dtype, device: torch.device) -> Any:

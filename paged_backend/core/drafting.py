@@ -1,0 +1,73 @@
+"""Decides which running sequences a step computes drafts for, and how many tokens these have."""
+
+from __future__ import annotations
+
+from paged_backend.core.constraints import allowed_drafts
+from paged_backend.core.drafter import NO_DRAFT, Draft, Drafter
+from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.scheduler_config import SchedulerConfig
+from paged_backend.core.scheduler_output import DrawnDrafts
+from paged_backend.core.sequences import Sequences
+from paged_backend.core.step import ScheduledStep
+from paged_backend.core.stopping import can_be_drafted, max_draft_tokens, may_await_token
+
+
+class Drafting:
+    """Asks a drafter, within the limits of a step, of a sequence and of its grammar.
+
+    Args:
+        config: the limits of a step.
+        kv: the KV cache manager.
+        sequences: the scheduler's sequences.
+        drafter: guesses the next tokens of running sequences; None for no drafts.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        sequences: Sequences,
+        drafter: Drafter | None,
+    ) -> None:
+        self._config, self._kv, self._sequences = config, kv, sequences
+        self._drafter = drafter
+
+    def awaiting(self) -> set[int]:
+        """Return the sequences that wait for a token in flight, so that they can be drafted for."""
+        if self._drafter is None:
+            return set()
+        return self._drafter.awaits(filter(may_await_token, self._sequences.running.values()))
+
+    def drafts(self) -> dict[int, Draft]:
+        """Return drafts by ``seq_id``, as many as a step has room for beside all decodes.
+
+        While prompts wait or are computed, they get at least half of this room.
+        """
+        drafts: dict[int, Draft] = {}
+        states = self._kv.states
+        if self._drafter is None or not (states is None or states.has_room_for_drafts):
+            return drafts
+        running = self._sequences.running.values()
+        decodes = [seq for seq in running if seq.num_uncomputed_tokens == 1 and can_be_drafted(seq)]
+        room = self._config.max_num_batched_tokens - len(running)
+        budget = max(0, min(room, self._config.max_num_drafts))
+        if self._sequences.waiting or any(seq.num_uncomputed_tokens > 1 for seq in running):
+            budget //= 2
+        proposed = self._drafter.propose(decodes, budget)
+        for seq in decodes:
+            num_useful = min(budget, max_draft_tokens(seq))
+            num_useful = self._kv.cut_chunk(seq, seq.num_computed_tokens, 1 + num_useful) - 1
+            draft = proposed.get(seq.seq_id, NO_DRAFT).first(num_useful)
+            draft = allowed_drafts(seq, draft)
+            if draft.token_ids:
+                drafts[seq.seq_id] = draft
+                budget -= len(draft.token_ids)
+        return drafts
+
+    def take(self, step: ScheduledStep, drawn: DrawnDrafts) -> None:
+        """Take the drafts of a step that the worker has drawn."""
+        if self._drafter is not None:
+            step.drafts.update(
+                (seq_id, Draft(token_ids)) for seq_id, token_ids in drawn.token_ids.items()
+            )
+            self._drafter.take_drafts(drawn)
