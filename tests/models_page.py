@@ -92,10 +92,11 @@ Kimi Linear, MiniMax, RecurrentGemma) have layers that keep one state for each s
 that does not grow with the text. States have slots in a pool, which takes at most half of the
 cache's memory. The prefix cache keeps the state after every `mamba_block_size` tokens and at the
 end of prompts ([options](options.md)), and a prefix counts as cached up to the last state that is
-still there. On a GPU, prompts are computed row by row in these layers, which takes long; it has not
-been measured. Ranks divide states like heads ([parallel.md](parallel.md#models)). After a wrong
-guess, a step repeats the right ones ([speculation.md](speculation.md#models-with-states)). Draft
-models are refused for these models.
+still there. On a GPU in 16 bits, Mamba-2, lightning attention and the delta rule with a decay for
+each head compute prompts in chunks of 64 tokens. The other layers compute them token by token, and
+so do all in float32, which takes long. Neither has been measured. Ranks divide states like heads
+([parallel.md](parallel.md#models)). After a wrong guess, a step repeats the right ones
+([speculation.md](speculation.md#models-with-states)). Draft models are refused for these models.
 """
 FALLBACK = """
 ## Models that transformers computes

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from measure import Bench, Call
 from paged_kernels.linear_attention import linear_attention
-from states import StateBatch, time_batches
+from states import StateBatch, prompts_one_by_one, time_batches
 
 
 def sizes(bench: Bench) -> tuple[int, int]:
@@ -15,15 +15,19 @@ def sizes(bench: Bench) -> tuple[int, int]:
     return (2, 16) if bench.quick else (64, 128)
 
 
-def make(bench: Bench, batch: StateBatch) -> Call:
+def make(bench: Bench, batch: StateBatch, *, chunked: bool = True) -> Call:
     heads, dim = sizes(bench)
     q, k, v = bench.random(batch.num_tokens, 3 * heads, dim).split(heads, dim=1)
     slopes = torch.rand(heads, device=bench.device)
     pool = batch.pool(bench, heads, dim, dim)
-    return partial(linear_attention, q, k, v, slopes, pool, **batch.long_step(bench))
+    step = batch.long_step(bench, chunked=chunked)
+    return partial(linear_attention, q, k, v, slopes, pool, **step)
 
 
 def run(bench: Bench) -> None:
     heads, dim = sizes(bench)
     state = heads * dim * dim
-    time_batches(bench, "linear_attention", make, 2 * 4 * heads * dim, 4 * state, 4 * state)
+    work = 2 * 4 * heads * dim, 4 * state, 4 * state
+    time_batches(bench, "linear_attention", make, *work)
+    one_by_one, prompts = partial(make, chunked=False), prompts_one_by_one(bench)
+    time_batches(bench, "linear_attention one by one", one_by_one, *work, prompts)

@@ -16,13 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_kernels import state_chunks
 from paged_kernels.errors import check, check_tensor
 
-CHUNK = tl.constexpr(64)
-"""Rows of a chunk: as many as a warp group's tensor cores multiply at once."""
-
-FEW_ROWS = tl.constexpr(16)
-"""Rows of a sequence up to which it is computed row by row, as are drafts."""
+CHUNK = tl.constexpr(state_chunks.CHUNK_ROWS)
+FEW_ROWS = tl.constexpr(state_chunks.FEW_ROWS)
 
 
 @triton.jit

@@ -107,7 +107,8 @@ class KVCacheManager:
     def cut_chunk(self, seq: Sequence, start: int, num_tokens: int) -> int:
         """Return the number of tokens, up to ``num_tokens``, that a step computes from ``start``.
 
-        A chunk ends where the prefix cache keeps the state of a sequence.
+        A slice ends where the prefix cache keeps the state of a sequence, and divides no chunk of
+        tokens that are computed together. So the result may be 0.
         """
         return num_tokens if self.states is None else self.states.cut(seq, start, num_tokens)
 

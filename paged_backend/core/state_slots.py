@@ -23,8 +23,12 @@ class StateSlots:
     wrong draft, the right ones before it are computed again, from the old state, in the next step.
 
     There are checkpoints at the border of the last full block of a prompt and at each multiple of
-    ``layout.interval`` tokens. A chunk of a prompt ends at a checkpoint (:meth:`cut`). A slot whose
+    ``layout.interval`` tokens. A slice of a prompt ends at a checkpoint (:meth:`cut`). A slot whose
     checkpoint no sequence needs stays cached until another state takes the slot.
+
+    If the platform computes several tokens together (``layout.chunks``), all slices of a prompt but
+    the last one end where such a chunk does, and so does the border. The slices then depend on
+    other sequences, but no bit of a state does.
 
     Args:
         layout: the number of slots and the tokens between checkpoints.
@@ -46,7 +50,8 @@ class StateSlots:
         self.pool = BlockPool(layout.num_slots)
         self.num_started = 0
         self._interval = layout.interval if key_of is not None else 0
-        self._block_size = block_size
+        self._chunks = layout.chunks
+        self._border_size = max(block_size, layout.chunks.size if layout.chunks else 1)
         self._key_of = key_of
 
     def num_places(self, num_started: int) -> int:
@@ -74,17 +79,26 @@ class StateSlots:
         seq.states = [State(position, slot)]
 
     def cut(self, seq: Sequence, start: int, num_tokens: int) -> int:
-        """Return the number of tokens from ``start`` on after which a chunk of tokens ends.
+        """Return the number of tokens from ``start`` on after which a slice of a text ends.
 
-        It is ``num_tokens``, or less if there is a checkpoint before.
+        It is ``num_tokens``, or less if there is a checkpoint before, or if a slice before the end
+        of the text would divide a chunk. Then it may be 0.
+
+        Args:
+            seq: the sequence.
+            start: the number of computed tokens.
+            num_tokens: the largest number of tokens, with drafts after the end of the text. Of
+                these there are only as many as are computed one by one.
         """
-        if not self._interval:
+        num_tokens = self._cut_at_checkpoint(seq, start, num_tokens)
+        if self._chunks is None:
             return num_tokens
-        end = (start // self._interval + 1) * self._interval
-        border = self._prompt_border(seq)
-        if start < border < end:
-            end = border
-        return min(num_tokens, end - start)
+        end = start + num_tokens
+        if end > seq.num_tokens:
+            return min(num_tokens, self._chunks.few)
+        if end < seq.num_tokens:
+            return max(0, end // self._chunks.size * self._chunks.size - start)
+        return num_tokens
 
     @property
     def has_room_for_drafts(self) -> bool:
@@ -173,6 +187,16 @@ class StateSlots:
         if self._is_checkpoint(seq, position) and position <= seq.num_known_tokens:
             self.pool.register(slot, self._key_of(seq, position))
 
+    def _cut_at_checkpoint(self, seq: Sequence, start: int, num_tokens: int) -> int:
+        """Return ``num_tokens``, or less if there is a checkpoint before their end."""
+        if not self._interval:
+            return num_tokens
+        end = (start // self._interval + 1) * self._interval
+        border = self._prompt_border(seq)
+        if start < border < end:
+            end = border
+        return min(num_tokens, end - start)
+
     def _may_overwrite(self, seq: Sequence) -> bool:
         """Return True if the step can write over the newest state of a sequence.
 
@@ -193,5 +217,8 @@ class StateSlots:
         return position % self._interval == 0 or position == self._prompt_border(seq)
 
     def _prompt_border(self, seq: Sequence) -> int:
-        """Return the number of tokens in the full blocks of a prompt, but for its last token."""
-        return (seq.num_prompt_tokens - 1) // self._block_size * self._block_size
+        """Return the number of tokens in the full blocks of a prompt, but for its last token.
+
+        A border does not divide a chunk, either.
+        """
+        return (seq.num_prompt_tokens - 1) // self._border_size * self._border_size

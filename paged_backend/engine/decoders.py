@@ -21,7 +21,7 @@ from paged_backend.engine.loaded_model import (
     check_whole_prompts_fit,
     refuse_stages,
 )
-from paged_backend.engine.state_pool import refuse_with_states, sized
+from paged_backend.engine.state_pool import refuse_with_states, sized, state_layout
 from paged_backend.models.adapter_slots import AdapterSlots
 from paged_backend.models.attention import CachedLayer
 from paged_backend.models.base import Model
@@ -40,7 +40,6 @@ from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
     KVSizes,
-    StateLayout,
     group_layers_of_stage,
 )
 from paged_backend.values.options.model import AUTO, GENERATE
@@ -172,17 +171,21 @@ class _Layers(NamedTuple):
     Attributes:
         windows: the window of each of them, by its number.
         kept: what each of them keeps for a token, in the same order; None if all keep the same.
+        with_states: whether some layers, possibly of other stages, keep states of sequences.
     """
 
     windows: Mapping[int, Window | None]
     kept: Sequence[KVSizes] | None = None
+    with_states: bool = False
 
     @classmethod
     def of(cls, shape: ModelShape) -> _Layers:
         """Return the layers of a model."""
         keeping = shape.keeping_layers
         return cls(
-            {layer: shape.windows[layer] for layer in keeping}, list(map(shape.kept_of, keeping))
+            {layer: shape.windows[layer] for layer in keeping},
+            list(map(shape.kept_of, keeping)),
+            any(mixer is not None for mixer in shape.variant.state_mixers),
         )
 
     def groups_of_stage(
@@ -248,12 +251,12 @@ def _with_kv_pool(
     draft = load_draft_model(options, platform, model, layout)
     specs = [spec] if draft is None else [spec, draft.spec]
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
-    states = sized(model.state_layers, budget, limits, ranks, platform.device)
-    spec = replace(spec, states=states)
-    if states is not None:
+    if all_layers.with_states:
+        states = sized(model.state_layers, budget, limits, ranks, platform.device)
+        spec = replace(spec, states=states)
         budget -= states.num_slots * states.bytes_per_slot
-        interval = options.state_interval
-        layout = replace(layout, states=StateLayout(states.num_slots, interval))
+        chunks = platform.state_chunks
+        layout = replace(layout, states=state_layout(states.num_slots, options, limits, chunks))
     block_bytes = sum(each.bytes_per_block for each in specs)
     room = torch.tensor([budget, block_bytes], device=platform.device)
     num_blocks = _num_blocks(layout, ranks.gather(room), max_model_len)

@@ -11,7 +11,13 @@ from paged_backend.models.division import Ranks
 from paged_backend.models.states import StateLayer, StateSpec
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
-from paged_backend.values.kv_cache_groups import MIN_STATE_SLOTS, num_state_slots
+from paged_backend.values.kv_cache_groups import (
+    MIN_STATE_SLOTS,
+    StateChunks,
+    StateLayout,
+    num_state_slots,
+)
+from paged_backend.values.options.cache import ALL
 from paged_backend.values.options.scheduling import StepLimits
 from paged_backend.values.options.speculation import DRAFT_MODEL
 
@@ -29,14 +35,53 @@ def refuse_with_states(options: EngineConfig) -> None:
         raise option_error("speculative_config.method", f"cannot be {DRAFT_MODEL} {_WITH_STATES}")
 
 
+def state_layout(
+    num_slots: int, options: EngineConfig, limits: StepLimits, chunks: StateChunks | None
+) -> StateLayout:
+    """Return the slots as the scheduler sees them.
+
+    Args:
+        num_slots: slots of the pool.
+        options: the engine's options.
+        limits: limits of a step.
+        chunks: the tokens that the platform computes together; None for one by one.
+
+    Raises:
+        ConfigError: the prefix cache would keep states within a chunk, or a step has no room for a
+            chunk beside all decodes.
+    """
+    interval = options.state_interval
+    if chunks is None:
+        return StateLayout(num_slots, interval)
+    if options.mamba_cache_mode == ALL:
+        interval = max(interval, chunks.size)
+    if interval % chunks.size:
+        raise option_error(
+            "mamba_block_size",
+            f"must be a multiple of {chunks.size} {_WITH_STATES}, on a GPU in 16 bits; got "
+            f"{interval}",
+        )
+    # While prompts are computed, drafts get at most half of what decodes leave.
+    spare = chunks.size if limits.max_num_drafts == 0 else 2 * chunks.size
+    if limits.max_num_batched_tokens < limits.max_num_seqs + spare:
+        raise option_error(
+            "max_num_batched_tokens",
+            f"must be at least {spare} more than max_num_seqs ({limits.max_num_seqs}) "
+            f"{_WITH_STATES}, on a GPU in 16 bits; got {limits.max_num_batched_tokens}",
+        )
+    return StateLayout(num_slots, interval, chunks)
+
+
 def sized(
     layers: Sequence[StateLayer],
     budget: int,
     limits: StepLimits,
     ranks: Ranks,
     device: torch.device,
-) -> StateSpec | None:
+) -> StateSpec:
     """Return the states of a rank, with the slots that have room in a part of the pool of each.
+
+    Some rank has a layer with a state.
 
     Args:
         layers: the rank's layers with a state. Other stages may have others.
@@ -45,17 +90,12 @@ def sized(
         ranks: the ranks, which get equal numbers of slots.
         device: where ranks exchange tensors.
 
-    Returns:
-        None if no rank has a layer with a state.
-
     Raises:
         ConfigError: there is no room for one sequence.
     """
     states = StateSpec(tuple(layers))
     room = torch.tensor([budget, states.bytes_per_slot], device=device)
     rooms = [(size, each) for size, each in ranks.gather(room).tolist() if each]
-    if not rooms:
-        return None
     num_slots, pool, slot = min((_num_slots(*each, limits), *each) for each in rooms)
     if num_slots < MIN_STATE_SLOTS:
         raise ConfigError(

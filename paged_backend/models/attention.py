@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paged_backend.models.layers import QKNorm
 from paged_backend.models.linear import LinearMethod
-from paged_backend.models.states import StatePool
+from paged_backend.models.states import StatePool, StateStep
 from paged_backend.values.kv_cache_groups import KVSizes
 from paged_backend.values.windows import Window
 
@@ -65,15 +65,15 @@ class AttentionMetadata:
                     raise TypeError(f"{name} must be contiguous and {dtype}, got {tensor.dtype}")
 
     @property
-    def open_state_slots(self) -> Tensor:
-        """The slots of the states, for a layer that keeps one.
+    def state_step(self) -> StateStep:
+        """The rows of each sequence, for a layer that keeps a state.
 
         Raises:
-            TypeError: the step has none.
+            TypeError: the step has no slots for states.
         """
         if self.state_slots is None:
             raise TypeError("a step of a model with states has no slots")
-        return self.state_slots
+        return StateStep(self.state_slots, self.query_start_loc, self.seq_lens, self.num_decodes)
 
 
 @dataclass(frozen=True, slots=True)

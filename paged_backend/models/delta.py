@@ -87,13 +87,12 @@ class GatedDelta:
 
     def mix(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
         """Compute what `o_proj` reads, [num_tokens, values_size]; see `Mixer.mix`."""
-        shape, states, slots = self._shape, backend.open_states, meta.open_state_slots
+        shape, states, step = self._shape, backend.open_states, meta.state_step
         window, pool = states.of(self.kept_state)
         large, small = self._in_proj(x), self._small_proj(x).float()
         convolved, gate = large[:, : shape.channels], large[:, shape.channels :]
-        starts = meta.query_start_loc
         convolved = states.functions.causal_conv(
-            convolved, self._conv, None, window, slots, starts, silu=True
+            convolved, self._conv, None, window, step, silu=True
         )
         sizes = [shape.keys_size, shape.keys_size, shape.values_size]
         q, k, v = torch.split(convolved, sizes, dim=1)
@@ -106,8 +105,7 @@ class GatedDelta:
             g,
             beta if shape.max_beta == 1 else beta * shape.max_beta,
             pool,
-            slots,
-            starts,
+            step,
         )
         normed = self._rms_norm(attended.view(-1, shape.value_dim), self._norm, self._eps)
         return normed.view(len(x), -1) * silu(gate)

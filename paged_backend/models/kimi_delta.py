@@ -88,11 +88,11 @@ class KimiDelta:
 
     def mix(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
         """Compute what `o_proj` reads, [num_tokens, values_size]; see `Mixer.mix`."""
-        states, slots = backend.open_states, meta.open_state_slots
+        states, step = backend.open_states, meta.state_step
         window, pool = states.of(self.kept_state)
-        starts, functions = meta.query_start_loc, states.functions
+        functions = states.functions
         convolved = functions.causal_conv(
-            self._in_proj(x), self._conv, None, window, slots, starts, silu=True
+            self._in_proj(x), self._conv, None, window, step, silu=True
         )
         sizes = list(self._shape.small_parts.values())
         shares, for_decay, for_gate = torch.split(self._small_proj(x), sizes, dim=1)
@@ -103,6 +103,6 @@ class KimiDelta:
         heads = len(x), -1, self._shape.head_dim
         q, k, v = (part.view(heads) for part in convolved.chunk(3, dim=1))
         g = g.contiguous().view(heads)
-        attended = functions.gated_delta(q, k, v, g, beta, pool, slots, starts)
+        attended = functions.gated_delta(q, k, v, g, beta, pool, step)
         normed = self._rms_norm(attended.view(-1, heads[2]), self._norm, self._eps)
         return (normed.view(len(x), -1) * gate).to(normed.dtype)

@@ -76,8 +76,6 @@ class LightningAttention:
         states, heads = backend.open_states, (len(x), -1, self._shape.head_dim)
         (pool,) = states.of(self.kept_state)
         q, k, v = (part.view(heads) for part in silu(self._qkv_proj(x)).chunk(3, dim=1))
-        attended = states.functions.linear_attention(
-            q, k, v, self._slopes, pool, meta.open_state_slots, meta.query_start_loc
-        )
+        attended = states.functions.linear_attention(q, k, v, self._slopes, pool, meta.state_step)
         normed = self._rms_norm(attended.view(len(x), -1), self._norm, self._shape.norm_eps)
         return normed * self._gate_proj(x).sigmoid()

@@ -97,12 +97,11 @@ class Mamba1:
 
     def mix(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
         """Compute what `o_proj` reads, [num_tokens, values_size]; see `Mixer.mix`."""
-        states, slots = backend.open_states, meta.open_state_slots
+        states, step = backend.open_states, meta.state_step
         window, pool = states.of(self.kept_state)
-        starts = meta.query_start_loc
         values, gate = self.in_proj(x).chunk(2, dim=1)
         values = states.functions.causal_conv(
-            values, self._conv, self._conv_bias, window, slots, starts, silu=True
+            values, self._conv, self._conv_bias, window, step, silu=True
         )
         sizes = list(self._shape.norms.values())
         dt, b, c = (
@@ -120,7 +119,6 @@ class Mamba1:
             self._d,
             self._dt_bias,
             pool,
-            slots,
-            starts,
+            step,
         )
         return (scanned.float() * silu(gate.float())).to(gate.dtype)

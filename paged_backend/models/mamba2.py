@@ -98,11 +98,10 @@ class Mamba2:
         self, channels: Tensor, dt: Tensor, backend: AttentionBackend, meta: AttentionMetadata
     ) -> Tensor:
         """Convolve `channels` and compute the selective scan: [num_tokens, values_size]."""
-        shape, states, slots = self._shape, backend.open_states, meta.open_state_slots
+        shape, states, step = self._shape, backend.open_states, meta.state_step
         window, pool = states.of(self.kept_state)
-        starts = meta.query_start_loc
         convolved = states.functions.causal_conv(
-            channels, self._conv, self._conv_bias, window, slots, starts, silu=True
+            channels, self._conv, self._conv_bias, window, step, silu=True
         )
         sizes = [shape.values_size, shape.groups_size, shape.groups_size]
         values, b, c = torch.split(convolved, sizes, dim=1)
@@ -115,8 +114,7 @@ class Mamba2:
             self._heads["D"],
             self._heads["dt_bias"],
             pool,
-            slots,
-            starts,
+            step,
             dt_limits=shape.dt_limits,
         )
         return scanned.view(len(channels), -1)

@@ -74,12 +74,11 @@ class RgLru:
 
     def mix(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
         """Compute what `o_proj` reads, [num_tokens, values_size]; see `Mixer.mix`."""
-        states, slots = backend.open_states, meta.open_state_slots
+        states, step = backend.open_states, meta.state_step
         window, pool = states.of(self.kept_state)
-        starts = meta.query_start_loc
         factor, values = self.in_proj(x).chunk(2, dim=1)
         values = states.functions.causal_conv(
-            values, self._conv, self._conv_bias, window, slots, starts, silu=False
+            values, self._conv, self._conv_bias, window, step, silu=False
         )
         recurrent = states.functions.rg_lru(
             values,
@@ -87,8 +86,7 @@ class RgLru:
             self._recurrent_gate(values),
             self._recurrent,
             pool,
-            slots,
-            starts,
+            step,
         )
         return recurrent * gelu(factor, approximate="tanh")
 

@@ -65,7 +65,6 @@ class ShortConv:
             self._weight,
             self._bias,
             pool,
-            meta.open_state_slots,
-            meta.query_start_loc,
+            meta.state_step,
             silu=False,
         )

@@ -40,14 +40,31 @@ class StateLayer:
     tensors: tuple[KeptTensor, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StateStep:
+    """The rows of a step that belong to each sequence, as functions on states see them.
+
+    Attributes:
+        slots: [num_seqs, 2] int32, the slots that each sequence reads and writes. Reading slot 0
+            means a state of zeros.
+        query_start_loc: [num_seqs + 1] int32, the first row of each sequence, and the number of
+            rows.
+        seq_lens: [num_seqs] int32, the rows of each sequence in this and all earlier steps.
+        num_decodes: number of leading sequences that have exactly one row.
+    """
+
+    slots: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    num_decodes: int
+
+
 class StateFunctions(Protocol):
     """Functions on rows and states; `paged_kernels.reference` has their meaning.
 
-    In all of them, `slots` [num_seqs, 2] int32 has the slots that each sequence reads and writes.
-    Reading slot 0 means a state of zeros. `query_start_loc` [num_seqs + 1] int32 has the first row
-    of each sequence, and the number of rows. A pool has one entry for each slot, and is changed. A
-    result depends on nothing but the rows of the sequence, and not on how they are divided into
-    steps.
+    A pool has one entry for each slot, and is changed. A result depends on nothing but the rows of
+    the sequence. It does not depend on how they are divided into steps, either, as far as the
+    scheduler divides them as the platform's `state_chunk` asks for.
     """
 
     def causal_conv(
@@ -56,8 +73,7 @@ class StateFunctions(Protocol):
         weight: Tensor,
         bias: Tensor | None,
         pool: Tensor,
-        slots: Tensor,
-        query_start_loc: Tensor,
+        step: StateStep,
         *,
         silu: bool,
     ) -> Tensor:
@@ -68,8 +84,7 @@ class StateFunctions(Protocol):
             weight: [channels, width].
             bias: [channels], or None.
             pool: [num_slots, channels, width - 1].
-            slots: see above.
-            query_start_loc: see above.
+            step: the rows of each sequence.
             silu: whether to apply SiLU to the results.
 
         Returns:
@@ -102,8 +117,7 @@ class StateFunctions(Protocol):
         g: Tensor,
         beta: Tensor,
         pool: Tensor,
-        slots: Tensor,
-        query_start_loc: Tensor,
+        step: StateStep,
     ) -> Tensor:
         """Compute linear attention by the gated delta rule.
 
@@ -114,8 +128,7 @@ class StateFunctions(Protocol):
             g: [num_tokens, num_value_heads] float32, the logarithm of the decay.
             beta: [num_tokens, num_value_heads].
             pool: [num_slots, num_value_heads, key_dim, value_dim] float32.
-            slots: see above.
-            query_start_loc: see above.
+            step: the rows of each sequence.
 
         Returns:
             [num_tokens, num_value_heads, value_dim].
@@ -129,8 +142,7 @@ class StateFunctions(Protocol):
         v: Tensor,
         slopes: Tensor,
         pool: Tensor,
-        slots: Tensor,
-        query_start_loc: Tensor,
+        step: StateStep,
     ) -> Tensor:
         """Compute linear attention with a fixed decay for each head, without a scale.
 
@@ -140,8 +152,7 @@ class StateFunctions(Protocol):
             v: [num_tokens, heads, value_dim].
             slopes: [heads] float32, positive; a row multiplies the state by exp(-slope).
             pool: [num_slots, heads, key_dim, value_dim] float32.
-            slots: see above.
-            query_start_loc: see above.
+            step: the rows of each sequence.
 
         Returns:
             [num_tokens, heads, value_dim].
@@ -158,8 +169,7 @@ class StateFunctions(Protocol):
         d: Tensor | None,
         dt_bias: Tensor | None,
         pool: Tensor,
-        slots: Tensor,
-        query_start_loc: Tensor,
+        step: StateStep,
         *,
         dt_limits: tuple[float, float] = (0.0, math.inf),
     ) -> Tensor:
@@ -174,8 +184,7 @@ class StateFunctions(Protocol):
             d: [heads], or None.
             dt_bias: [heads], or None.
             pool: [num_slots, heads, head_dim, state_dim] float32.
-            slots: see above.
-            query_start_loc: see above.
+            step: the rows of each sequence.
             dt_limits: the smallest and the largest time step.
 
         Returns:
@@ -193,8 +202,7 @@ class StateFunctions(Protocol):
         d: Tensor | None,
         dt_bias: Tensor | None,
         pool: Tensor,
-        slots: Tensor,
-        query_start_loc: Tensor,
+        step: StateStep,
     ) -> Tensor:
         """Compute the selective scan of Mamba, with a decay for each number of a state.
 
@@ -207,8 +215,7 @@ class StateFunctions(Protocol):
             d: [inner], or None.
             dt_bias: [inner], or None.
             pool: [num_slots, inner, state_dim] float32.
-            slots: see above.
-            query_start_loc: see above.
+            step: the rows of each sequence.
 
         Returns:
             [num_tokens, inner].
@@ -222,8 +229,7 @@ class StateFunctions(Protocol):
         recurrent_gate: Tensor,
         recurrent_param: Tensor,
         pool: Tensor,
-        slots: Tensor,
-        query_start_loc: Tensor,
+        step: StateStep,
     ) -> Tensor:
         """Compute a real-gated linear recurrent unit.
 
@@ -233,8 +239,7 @@ class StateFunctions(Protocol):
             recurrent_gate: the same.
             recurrent_param: [width].
             pool: [num_slots, width] float32.
-            slots: see above.
-            query_start_loc: see above.
+            step: the rows of each sequence.
 
         Returns:
             [num_tokens, width], the states after each row.

@@ -16,7 +16,7 @@ from paged_backend.models.layers import PlatformKernels
 from paged_backend.models.states import StateFunctions
 from paged_backend.models.step_context import StepContext
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.kv_cache_groups import KVCacheLayout, StateChunks
 from paged_backend.values.options.scheduling import StepLimits
 
 
@@ -99,6 +99,11 @@ class Platform(PlatformKernels, Protocol):
     @property
     def state_functions(self) -> StateFunctions:
         """The functions on states of sequences."""
+        ...
+
+    @property
+    def state_chunks(self) -> StateChunks | None:
+        """The tokens that these functions compute together; None if they compute one by one."""
         ...
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:

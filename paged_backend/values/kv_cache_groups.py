@@ -188,11 +188,23 @@ def num_state_slots(pool_bytes: int, slot_bytes: int, max_num_seqs: int) -> int:
     return min(1 + 2 * max_num_seqs + MAX_CHECKPOINTS, pool_bytes // 2 // slot_bytes)
 
 
+class StateChunks(NamedTuple):
+    """The tokens that a platform computes together for states of sequences.
+
+    A chunk begins at each multiple of ``size`` tokens of a text. A bit of a state may depend on
+    where a step divides a chunk, but not on a division between two chunks.
+    """
+
+    size: int  # a power of two
+    few: int  # up to so many tokens of a sequence in a step are computed one by one
+
+
 class StateLayout(NamedTuple):
     """The slots for the states of sequences, which some layers keep beside tokens' blocks."""
 
     num_slots: int  # with slot 0, which stands for the state at the start of a sequence
     interval: int  # tokens between the states that the prefix cache keeps; 0: it keeps none
+    chunks: StateChunks | None = None  # None: the platform computes all tokens one by one
 
 
 @dataclass(frozen=True, slots=True)

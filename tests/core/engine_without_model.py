@@ -377,6 +377,7 @@ class EngineWithoutModel:
         reads, writes = zip(*plan.state_slots, strict=True)
         assert len(items) == len(set(writes)) == len(reads)
         assert ZERO_SLOT not in writes
+        self._check_cuts(items)
         written = {}
         for item, read, write in zip(items, reads, writes, strict=True):
             assert read == write or read not in writes, "another sequence overwrites it"
@@ -388,6 +389,16 @@ class EngineWithoutModel:
             ]
             written[write] = self.state_of[item.seq_id] = state + known
         self.states |= written
+
+    def _check_cuts(self, items: list[ScheduledSequence]) -> None:
+        """No slice before the end of a text divides a chunk, and drafts are computed one by one."""
+        chunks = self.scheduler.kv.layout.states.chunks
+        if chunks is None:
+            return
+        for item in items:
+            end = item.start + len(item.token_ids)
+            assert item.samples or end % chunks.size == 0, "a chunk was divided"
+            assert not item.num_draft_tokens or len(item.token_ids) <= chunks.few
 
     def _check_arrays(self, plan: ScheduledBatch) -> None:
         """Check that continued decodes give the same arrays as slices."""

@@ -18,13 +18,15 @@ from test_scheduler_properties import HISTORIES, MAX_MODEL_LEN, actions, windows
 from paged_backend.core.seeds import derive_seed
 from paged_backend.core.sequence import Sequence
 from paged_backend.core.state_slots import StateSlots
-from paged_backend.values.kv_cache_groups import KVCacheLayout, StateLayout
+from paged_backend.values.kv_cache_groups import KVCacheLayout, StateChunks, StateLayout
 
 PROMPT = [1 + token % 40 for token in range(26)]
 
 
-def make_engine(num_slots: int = 24, interval: int = 8, **options) -> EngineWithoutModel:
-    return EngineWithoutModel(states=StateLayout(num_slots, interval), **options)
+def make_engine(
+    num_slots: int = 24, interval: int = 8, chunks: StateChunks | None = None, **options
+) -> EngineWithoutModel:
+    return EngineWithoutModel(states=StateLayout(num_slots, interval, chunks), **options)
 
 
 @settings(max_examples=HISTORIES, deadline=None)
@@ -39,6 +41,7 @@ def make_engine(num_slots: int = 24, interval: int = 8, **options) -> EngineWith
     async_scheduling=st.booleans(),
     fair=st.booleans(),
     drafts=st.none() | st.integers(0, 1000),
+    chunked=st.booleans(),
 )
 def test_states_are_of_the_right_tokens_after_any_history(
     actions,
@@ -51,12 +54,16 @@ def test_states_are_of_the_right_tokens_after_any_history(
     async_scheduling,
     fair,
     drafts,
+    chunked,
 ):
-    """With drafts, these are right up to any position."""
+    """With drafts, these are right up to any position; no step divides a chunk of 4 tokens."""
+    # A chunk beside 4 decodes and as many drafts.
+    chunks = StateChunks(4, 2) if chunked and budget >= 12 else None
     num_blocks = 1 + KVCacheLayout(4, budget, windows).max_blocks(0, MAX_MODEL_LEN) + extra_blocks
     engine = make_engine(
         num_slots,
         interval,
+        chunks,
         num_blocks=num_blocks,
         max_num_seqs=4,
         max_num_batched_tokens=budget,
@@ -107,6 +114,54 @@ def test_chunks_end_at_checkpoints_and_later_requests_start_there() -> None:
     engine.run()
     # 4 blocks of 4 tokens are equal, and the state after 16 tokens is cached.
     assert engine.plans[0].scheduled[0].start == 16
+
+
+def slices_of(engine: EngineWithoutModel) -> list[tuple[int, int]]:
+    """The first token, and the token after the last one, of each slice of all steps."""
+    return [
+        (item.start, item.start + len(item.token_ids))
+        for plan in engine.plans
+        for item in plan.scheduled
+    ]
+
+
+def test_slices_of_a_prompt_end_between_chunks() -> None:
+    """Whatever room other sequences leave."""
+    engine = make_engine(interval=0, chunks=StateChunks(8, 2), max_num_batched_tokens=22)
+    for name in "abc":
+        engine.add(make_request(name, [3, 2, 1], max_tokens=9, ignore_eos=True))
+    engine.step()
+    engine.add(make_request("long", PROMPT, max_tokens=1))
+    engine.run()
+    assert [part for part in slices_of(engine) if part[1] > 12] == [(0, 16), (16, 26)]
+
+
+def test_the_border_of_a_prompt_lies_between_chunks() -> None:
+    engine = make_engine(interval=1000, chunks=StateChunks(8, 2), max_num_batched_tokens=64)
+    engine.add(make_request("first", PROMPT[:22], max_tokens=1))
+    engine.run()
+    assert slices_of(engine) == [(0, 16), (16, 22)]  # not at the last full block, after 20
+    seq = make_sequence(7, make_request("second", PROMPT))
+    assert engine.scheduler.kv.num_hit_tokens(engine.scheduler.kv.find_prefix(seq)) == 16
+
+
+def test_a_slice_without_room_for_a_chunk_waits() -> None:
+    engine = make_engine(interval=0, chunks=StateChunks(8, 2), max_num_batched_tokens=12)
+    for name in "ab":
+        engine.add(make_request(name, PROMPT, max_tokens=1))
+    engine.step()
+    assert slices_of(engine) == [(0, 8)]  # 4 tokens of the second one would divide its chunk
+    engine.run()
+
+
+def test_drafts_are_as_few_as_are_computed_one_by_one() -> None:
+    chunks = StateChunks(8, 3)
+    engine = make_engine(chunks=chunks, drafter=PrecomputedDrafter(6, 6), max_num_batched_tokens=64)
+    request = make_request("first", [1, 2, 3], max_tokens=20, ignore_eos=True)
+    engine.add(request)
+    engine.run()
+    assert engine.tokens["first", 0] == expected_tokens(request, derive_seed(1, 0), 64)
+    assert max(plan.scheduled[0].num_draft_tokens for plan in engine.plans) == 2
 
 
 def test_a_hit_ends_at_the_border_of_a_prompt() -> None:

@@ -22,6 +22,7 @@ from state_steps import NUM_SLOTS, RAGGED, Step, step_of
 from torch import Tensor
 from torch.nn import functional as F
 
+from paged_backend.models.states import StateStep
 from paged_backend.platforms.cpu.causal_conv import causal_conv
 from paged_backend.platforms.cpu.gated_delta import gated_delta
 from paged_backend.platforms.cpu.linear_attention import linear_attention
@@ -32,13 +33,18 @@ from paged_backend.platforms.cpu.selective_scan import selective_scan
 DTYPES = [torch.float32, torch.bfloat16]
 
 
+def state_step(step: Step) -> StateStep:
+    """Return the rows of a step, each sequence with those of the step alone."""
+    return StateStep(*step.tensors(), torch.tensor(step.lengths, dtype=torch.int32), 0)
+
+
 @dataclass(frozen=True)
 class Layer:
     """A kernel, and what describes its arguments.
 
     Attributes:
-        kernel: (tensors of rows, parameters, pool, slots, query_start_loc), returns the results.
-        reference: the same, in float64.
+        kernel: (tensors of rows, parameters, pool, step), returns the results.
+        reference: the same, in float64, with (slots, query_start_loc) in place of the step.
         rows: (number of rows), returns random tensors of rows.
         parameters: what all rows share.
         state: shape of a state.
@@ -60,7 +66,7 @@ class Layer:
 
     def run(self, rows: list[Tensor], pool: Tensor, step: Step) -> Tensor:
         """Compute a step with the kernel."""
-        return self.kernel(*rows, *self.parameters, pool, *step.tensors())
+        return self.kernel(*rows, *self.parameters, pool, state_step(step))
 
     def confirm(self, rows: list[Tensor], pool: Tensor, step: Step) -> None:
         """Compare results and states with the reference."""
@@ -120,7 +126,7 @@ def ssd(groups: int, heads: int, head_dim: int, state_dim: int, *, plain: bool) 
     a, d, dt_bias = -torch.rand(heads) * 4, torch.randn(heads), torch.randn(heads)
 
     def with_parameters(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, *state: Tensor) -> Tensor:
+        def run(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, *state: Any) -> Tensor:
             if plain:
                 return function(x, dt, a, b, c, None, None, *state)
             return function(x, dt, a, b, c, d, dt_bias, *state, dt_limits=(0.02, 0.9))
@@ -160,7 +166,7 @@ def mamba(inner: int, state_dim: int, *, plain: bool) -> Layer:
         return [*torch.randn(n, sum(sizes)).split(sizes, dim=1)]
 
     def with_parameters(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, *state: Tensor) -> Tensor:
+        def run(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, *state: Any) -> Tensor:
             if plain:
                 return function(x, dt, a, b, c, None, None, *state)
             return function(x, dt, a, b, c, d, dt_bias, *state)
@@ -275,7 +281,7 @@ def test_time_steps_of_any_size() -> None:
     dt = torch.linspace(-100, 100, 40_001)[None]
     channels, one = dt.shape[1], torch.ones(1, 1)
     pool, a = torch.zeros(2, channels, 1), torch.zeros(channels, 1)
-    state = pool, *step_of(1, 0, 1).tensors()
+    state = pool, state_step(step_of(1, 0, 1))
     found = mamba1_scan(torch.ones_like(dt), dt, a, one, one, None, None, *state)
     wanted = F.softplus(dt.double(), threshold=200)
     relative = torch.where(dt < -5, 4e-6, 5e-7)
@@ -288,7 +294,7 @@ def test_small_decays_of_an_lru() -> None:
     parameter, gates = torch.linspace(-30, 5, width), torch.zeros(1, width)
     pool = torch.zeros(2, width)
     rows = torch.ones(1, width), gates, gates, parameter
-    found = rg_lru(*rows, pool, *step_of(1, 1, 1).tensors())
+    found = rg_lru(*rows, pool, state_step(step_of(1, 1, 1)))
     wanted = reference_lru(*rows, torch.zeros(2, width).double(), *step_of(1, 1, 1).tensors())
     torch.testing.assert_close(found.double(), wanted, rtol=3e-6, atol=0)
 

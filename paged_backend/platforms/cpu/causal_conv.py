@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backend.models.states import StateStep
 from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.math import sigmoid
 from paged_backend.platforms.cpu.states import (
@@ -45,8 +46,7 @@ def causal_conv(
     weight: Tensor,
     bias: Tensor | None,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
     *,
     silu: bool,
 ) -> Tensor:
@@ -58,7 +58,7 @@ def causal_conv(
         bias: [channels], added to the sums.
         pool: [num_slots, channels, width - 1], the last inputs of each sequence, oldest first.
             It is changed. It has the dtype of `x`, so that inputs are not rounded.
-        slots, query_start_loc: see `states`.
+        step: the rows of each sequence.
         silu: whether to apply SiLU to the results.
 
     Returns:
@@ -71,11 +71,11 @@ def causal_conv(
     x, weight = rows_of(x), weight.float().contiguous()
     bias = None if bias is None else bias.float().contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
-    places = (x, weight, pool, slots, query_start_loc, out)
+    places = (x, weight, pool, step.slots, step.query_start_loc, out)
     _kernel(x.dtype)(
         *(tensor.data_ptr() for tensor in places),
         0 if bias is None else bias.data_ptr(),
-        *(x.stride(0), len(slots), *weight.shape, int(silu)),
+        *(x.stride(0), len(step.slots), *weight.shape, int(silu)),
     )
     return out
 

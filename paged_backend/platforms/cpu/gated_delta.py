@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backend.models.states import StateStep
 from paged_backend.platforms.cpu.math import exp
 from paged_backend.platforms.cpu.state_heads import Heads, make_attend, run
 from paged_backend.platforms.cpu.state_panels import make_step, sum_of_squares
@@ -28,8 +29,7 @@ def gated_delta(
     g: Tensor,
     beta: Tensor,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
 ) -> Tensor:
     """Return the attention of each row to a state that it has corrected.
 
@@ -41,7 +41,7 @@ def gated_delta(
             [num_tokens, num_value_heads, key_dim].
         beta: [num_tokens, num_value_heads].
         pool: [num_slots, num_value_heads, key_dim, value_dim] float32. It is changed.
-        slots, query_start_loc: see `states`.
+        step: the rows of each sequence.
 
     Returns:
         [num_tokens, num_value_heads, value_dim], with the dtype of `v`.
@@ -51,7 +51,7 @@ def gated_delta(
     """
     out = torch.empty(v.shape)
     inputs = tuple(rows_of(tensor.float()) for tensor in (q, k, v, g, beta))
-    run(_kernel(), inputs, (pool, slots, query_start_loc), out)
+    run(_kernel(), inputs, (pool, step.slots, step.query_start_loc), out)
     return out.to(v.dtype)
 
 

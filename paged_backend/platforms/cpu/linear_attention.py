@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paged_backend.models.states import StateStep
 from paged_backend.platforms.cpu.math import exp
 from paged_backend.platforms.cpu.state_heads import Heads, make_attend, run
 from paged_backend.platforms.cpu.state_panels import make_step
@@ -24,8 +25,7 @@ def linear_attention(
     v: Tensor,
     slopes: Tensor,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
 ) -> Tensor:
     """Return the attention of each row to the sum of earlier keys and values, without a scale.
 
@@ -34,7 +34,7 @@ def linear_attention(
         v: [num_tokens, heads, value_dim].
         slopes: [heads] float32, positive; a head decays by exp(-slope) at each row.
         pool: [num_slots, heads, key_dim, value_dim] float32. It is changed.
-        slots, query_start_loc: see `states`.
+        step: the rows of each sequence.
 
     Returns:
         [num_tokens, heads, value_dim], with the dtype of `v`.
@@ -46,7 +46,7 @@ def linear_attention(
     inputs = [rows_of(tensor.float()) for tensor in (q, k, v)]
     slopes = slopes.float().contiguous()
     # There is no beta, and so no place of one that is read.
-    run(_kernel(), (*inputs, slopes, slopes), (pool, slots, query_start_loc), out)
+    run(_kernel(), (*inputs, slopes, slopes), (pool, step.slots, step.query_start_loc), out)
     return out.to(v.dtype)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backend.models.states import StateStep
 from paged_backend.platforms.cpu.math import softplus
 from paged_backend.platforms.cpu.state_scan import LOG2E, make_scan
 from paged_backend.platforms.cpu.states import (
@@ -40,8 +41,7 @@ def mamba1_scan(
     d: Tensor | None,
     dt_bias: Tensor | None,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
 ) -> Tensor:
     """Return the outputs of a state space with decays for each number of a state.
 
@@ -53,7 +53,7 @@ def mamba1_scan(
         d: [inner], or None for no such term.
         dt_bias: [inner], or None.
         pool: [num_slots, inner, state_dim] float32. It is changed.
-        slots, query_start_loc: see `states`.
+        step: the rows of each sequence.
 
     Returns:
         [num_tokens, inner], with the dtype of `x`.
@@ -68,9 +68,9 @@ def mamba1_scan(
     _kernel()(
         *(tensor.data_ptr() for tensor in rows),
         *(0 if tensor is None else tensor.data_ptr() for tensor in inner),
-        *(tensor.data_ptr() for tensor in (pool, slots, query_start_loc, out)),
+        *(tensor.data_ptr() for tensor in (pool, step.slots, step.query_start_loc, out)),
         *(tensor.stride(0) for tensor in rows),
-        *(len(slots), *pool.shape[1:]),
+        *(len(step.slots), *pool.shape[1:]),
     )
     return out.to(x.dtype)
 

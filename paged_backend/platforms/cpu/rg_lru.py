@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backend.models.states import StateStep
 from paged_backend.platforms.cpu.math import exp, sigmoid, softplus
 from paged_backend.platforms.cpu.states import (
     aligned,
@@ -35,8 +36,7 @@ def rg_lru(
     recurrent_gate: Tensor,
     recurrent_param: Tensor,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
 ) -> Tensor:
     """Return the states after each row.
 
@@ -45,7 +45,7 @@ def rg_lru(
         input_gate, recurrent_gate: [num_tokens, width], before the sigmoid.
         recurrent_param: [width].
         pool: [num_slots, width] float32. It is changed.
-        slots, query_start_loc: see `states`. A sequence that reads slot 0 begins a text.
+        step: the rows of each sequence. A sequence that reads slot 0 begins a text.
 
     Returns:
         [num_tokens, width], with the dtype of `x`.
@@ -56,11 +56,11 @@ def rg_lru(
     check_pool(pool)
     out = torch.empty(x.shape)
     rows = [rows_of(tensor.float()) for tensor in (x, input_gate, recurrent_gate)]
-    shared = recurrent_param.float().contiguous(), pool, slots, query_start_loc, out
+    shared = recurrent_param.float().contiguous(), pool, step.slots, step.query_start_loc, out
     _kernel()(
         *(tensor.data_ptr() for tensor in (*rows, *shared)),
         *(tensor.stride(0) for tensor in rows),
-        *(len(slots), x.shape[1]),
+        *(len(step.slots), x.shape[1]),
     )
     return out.to(x.dtype)
 

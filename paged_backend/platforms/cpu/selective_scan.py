@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backend.models.states import StateStep
 from paged_backend.platforms.cpu.math import maximum, softplus
 from paged_backend.platforms.cpu.state_scan import LOG2E, make_scan
 from paged_backend.platforms.cpu.states import (
@@ -49,8 +50,7 @@ def selective_scan(
     d: Tensor | None,
     dt_bias: Tensor | None,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
     *,
     dt_limits: tuple[float, float] = (0.0, math.inf),
 ) -> Tensor:
@@ -64,7 +64,7 @@ def selective_scan(
         d: [heads], or None for no such term.
         dt_bias: [heads], or None.
         pool: [num_slots, heads, head_dim, state_dim] float32. It is changed.
-        slots, query_start_loc: see `states`.
+        step: the rows of each sequence.
         dt_limits: the smallest and the largest time step, at least 0.
 
     Returns:
@@ -81,9 +81,9 @@ def selective_scan(
     _kernel()(
         *(tensor.data_ptr() for tensor in rows),
         *(0 if tensor is None else tensor.data_ptr() for tensor in heads),
-        *(tensor.data_ptr() for tensor in (pool, slots, query_start_loc, out)),
+        *(tensor.data_ptr() for tensor in (pool, step.slots, step.query_start_loc, out)),
         *(tensor.stride(0) for tensor in rows),
-        *(len(slots), b.shape[1], *pool.shape[1:], low, high),
+        *(len(step.slots), b.shape[1], *pool.shape[1:], low, high),
     )
     return out.to(x.dtype)
 

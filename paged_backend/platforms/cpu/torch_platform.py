@@ -36,6 +36,7 @@ from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.sampling.draws import compile_draws
 from paged_backend.sampling.token_masks import compile_token_masks
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.kv_cache_groups import StateChunks
 from paged_backend.values.options.cache import CPU_KV_CACHE_BYTES
 from paged_backend.values.options.scheduling import CPU_LIMITS, StepLimits
 
@@ -46,6 +47,7 @@ class TorchPlatform:
     default_kv_cache_bytes: int | None = CPU_KV_CACHE_BYTES
     supports_async_scheduling = False
     supports_cascade_attention = False
+    state_chunks: StateChunks | None = None
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.device = torch.device("cpu")

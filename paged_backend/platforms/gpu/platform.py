@@ -65,6 +65,7 @@ class GpuPlatform:
         self.layers: LayerFunctions = layers
         self.product_experts: ProductExperts | None = None
         self.state_functions: StateFunctions = state_functions
+        self.state_chunks = state_functions.chunks(dtype)
         self.drafting_runner: DraftingRunnerFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)

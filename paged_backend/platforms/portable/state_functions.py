@@ -13,19 +13,20 @@ from paged_kernels.reference.selective_scan import selective_scan as exact_selec
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from paged_backend.models.states import StateStep
+
 
 def causal_conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
     *,
     silu: bool,
 ) -> Tensor:
     """Convolve each channel with its last rows, see `StateFunctions.causal_conv`."""
-    out = exact_causal_conv(x, weight, bias, pool, slots, query_start_loc, silu=silu)
+    out = exact_causal_conv(x, weight, bias, pool, step.slots, step.query_start_loc, silu=silu)
     return out.to(x.dtype)
 
 
@@ -43,11 +44,10 @@ def gated_delta(
     g: Tensor,
     beta: Tensor,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
 ) -> Tensor:
     """Compute linear attention by the gated delta rule, see `StateFunctions.gated_delta`."""
-    return exact_gated_delta(q, k, v, g, beta, pool, slots, query_start_loc).to(v.dtype)
+    return exact_gated_delta(q, k, v, g, beta, pool, step.slots, step.query_start_loc).to(v.dtype)
 
 
 def linear_attention(
@@ -56,11 +56,11 @@ def linear_attention(
     v: Tensor,
     slopes: Tensor,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
 ) -> Tensor:
     """Compute linear attention with fixed decays, see `StateFunctions.linear_attention`."""
-    return exact_linear_attention(q, k, v, slopes, pool, slots, query_start_loc).to(v.dtype)
+    out = exact_linear_attention(q, k, v, slopes, pool, step.slots, step.query_start_loc)
+    return out.to(v.dtype)
 
 
 def selective_scan(
@@ -72,14 +72,13 @@ def selective_scan(
     d: Tensor | None,
     dt_bias: Tensor | None,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
     *,
     dt_limits: tuple[float, float] = (0.0, math.inf),
 ) -> Tensor:
     """Compute the selective scan of Mamba-2, see `StateFunctions.selective_scan`."""
     out = exact_selective_scan(
-        x, dt, a, b, c, d, dt_bias, pool, slots, query_start_loc, dt_limits=dt_limits
+        x, dt, a, b, c, d, dt_bias, pool, step.slots, step.query_start_loc, dt_limits=dt_limits
     )
     return out.to(x.dtype)
 
@@ -93,11 +92,11 @@ def mamba1_scan(
     d: Tensor | None,
     dt_bias: Tensor | None,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
 ) -> Tensor:
     """Compute the selective scan of Mamba, see `StateFunctions.mamba1_scan`."""
-    return exact_mamba1_scan(x, dt, a, b, c, d, dt_bias, pool, slots, query_start_loc).to(x.dtype)
+    state = pool, step.slots, step.query_start_loc
+    return exact_mamba1_scan(x, dt, a, b, c, d, dt_bias, *state).to(x.dtype)
 
 
 def rg_lru(
@@ -106,9 +105,8 @@ def rg_lru(
     recurrent_gate: Tensor,
     recurrent_param: Tensor,
     pool: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
+    step: StateStep,
 ) -> Tensor:
     """Compute a real-gated linear recurrent unit, see `StateFunctions.rg_lru`."""
     gates = input_gate, recurrent_gate, recurrent_param
-    return exact_rg_lru(x, *gates, pool, slots, query_start_loc).to(x.dtype)
+    return exact_rg_lru(x, *gates, pool, step.slots, step.query_start_loc).to(x.dtype)

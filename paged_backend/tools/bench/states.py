@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backend.models.states import StateFunctions
+from paged_backend.models.states import StateFunctions, StateStep
 from paged_backend.platforms.select import select_platform
 from paged_backend.tools.bench.processor_time import times_in_turn
 
 HEADER = "function        sequences   rows       MB  compute  scale (ms)  ratio  us per row"
 
-_Call = Callable[[Tensor, Tensor, Tensor], object]
-"""A function of a pool, slots, and query_start_loc."""
+_Call = Callable[[Tensor, StateStep], object]
+"""A function of a pool and the rows of each sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,11 @@ def measure_states(batch_sizes: Sequence[int], prompt: int, rounds: int) -> Iter
             pool = torch.randn(sequences + 1, *function.state)
             slots = torch.arange(1, sequences + 1, dtype=torch.int32)[:, None].repeat(1, 2)
             starts = torch.arange(sequences + 1, dtype=torch.int32) * length
+            lengths = torch.full((sequences,), length, dtype=torch.int32)
+            step = StateStep(slots, starts, lengths, sequences if length == 1 else 0)
             call = function.make(functions, sequences * length)
             states = pool[1:].clone().numpy()
-            compute = partial(call, pool, slots, starts)
+            compute = partial(call, pool, step)
             scale = partial(np.multiply, states, np.float32(1), out=states)
             times = times_in_turn(compute, scale, rounds)
             size = states.nbytes / 1e6

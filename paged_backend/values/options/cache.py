@@ -18,6 +18,9 @@ KV_CACHE_DTYPES = (
     "int8_per_token_head",
 )
 
+ALL = "all"
+"""The value of `mamba_cache_mode` for states after every block."""
+
 CPU_KV_CACHE_BYTES = 512 * 2**20
 """The size of the KV pool on a CPU where the options leave it open."""
 
@@ -51,10 +54,11 @@ class CacheOptions:
     )
     mamba_cache_mode: str = checked(
         "align",
-        Rule(str, choices=("none", "align", "all")),
+        Rule(str, choices=("none", "align", ALL)),
         "which states of sequences the prefix cache keeps, for models with layers that keep a "
         "state per sequence; align: after every mamba_block_size tokens and at the end of prompts, "
-        "all: after every KV block, none: no states, and so no prefix is found",
+        "all: after every KV block, none: no states, and so no prefix is found; on a GPU in 16 "
+        "bits, states are kept after multiples of 64 tokens only",
     )
     mamba_block_size: int = checked(
         512,
@@ -92,7 +96,7 @@ class CacheOptions:
     @property
     def state_interval(self) -> int:
         """Tokens between two states that the prefix cache keeps; 0 if it keeps none."""
-        by_mode = {"none": 0, "all": self.block_size}
+        by_mode = {"none": 0, ALL: self.block_size}
         return by_mode.get(self.mamba_cache_mode, self.mamba_block_size)
 
     def kv_events(self) -> KVEventsConfig:
