@@ -26,7 +26,7 @@ from paged_backend.values.errors import ConfigError
 ROOT = Path(__file__).parents[1]
 # Models of transformers that are known not to work, by their types; with what their sizes need.
 REFUSED: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("mamba", "rwkv"), {}),
+    "rwkv": {},
     "diffllama": {},
 }
 TINY = {
@@ -88,15 +88,26 @@ numbers, and the published models have 512 in layers with full attention; so the
 """
 STATES = """
 Hybrids (Qwen3-Next, Qwen 3.5, LFM2, Granite 4, Bamba, Falcon-H1, Nemotron-H, OLMo Hybrid, Jamba,
-Kimi Linear, MiniMax, RecurrentGemma) have layers that keep one state for each sequence, of a size
-that does not grow with the text. States have slots in a pool, which takes at most half of the
-cache's memory. The prefix cache keeps the state after every `mamba_block_size` tokens and at the
-end of prompts ([options](options.md)), and a prefix counts as cached up to the last state that is
-still there. On a GPU in 16 bits, Mamba-2, lightning attention and the delta rule with a decay for
-each head compute prompts in chunks of 64 tokens. The other layers compute them token by token, and
-so do all in float32, which takes long. Neither has been measured. Ranks divide states like heads
-([parallel.md](parallel.md#models)). After a wrong guess, a step repeats the right ones
+Kimi Linear, MiniMax, RecurrentGemma, Zamba 2) have layers that keep one state for each sequence, of
+a size that does not grow with the text. States have slots in a pool, which takes at most half of
+the cache's memory. The prefix cache keeps the state after every `mamba_block_size` tokens and at
+the end of prompts ([options](options.md)), and a prefix counts as cached up to the last state that
+is still there. On a GPU in 16 bits, Mamba-2, lightning attention and the delta rule with a decay
+for each head compute prompts in chunks of 64 tokens. The other layers compute them token by token,
+and so do all in float32, which takes long. Neither has been measured. Ranks divide states like
+heads ([parallel.md](parallel.md#models)). After a wrong guess, a step repeats the right ones
 ([speculation.md](speculation.md#models-with-states)). Draft models are refused for these models.
+
+Mamba, Falcon Mamba and Mamba-2 only have such layers. States may then take all of the cache's
+memory. Blocks still count tokens for the prefix cache, but take no memory, so that there are enough
+for the longest sequences with states in all slots, up to 131,072. `max_model_len` is 1,048,576 by
+default, unless `config.json` has `max_position_embeddings`. `kv_cache_dtype` must be `auto`. Hidden
+states have the model's dtype on a GPU and float32 on a CPU, whatever `residual_in_fp32` says.
+
+Zamba 2 has Mamba-2 in all layers. Before it, some layers use one of a few blocks of attention and
+an MLP, which read hidden states beside embeddings, with other adapters in each layer. The blocks
+are in memory once. Such models have one pipeline stage, and no LoRA adapters. `use_long_context`,
+and blocks that are not shared (`tie_word_embeddings` false), are refused.
 """
 FALLBACK = """
 ## Models that transformers computes

@@ -18,7 +18,7 @@ NAMES = *FAMILIES, *FALLBACKS
 # attention, of states and of experts.
 PARTS = (
     *("llama3", "llama4", "gemma3", "gemma4-moe", "gpt-oss", "deepseek-v3", "qwen3-next", "lfm2"),
-    *("nemotron-h", "jamba", "recurrent-gemma", "cohere2"),
+    *("nemotron-h", "jamba", "recurrent-gemma", "cohere2", "mamba", "mamba2"),
 )
 
 

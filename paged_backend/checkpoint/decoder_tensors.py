@@ -31,6 +31,16 @@ def decoder_tensors(shape: ModelShape) -> Tensors:
     return tensors
 
 
+def num_read_again(shape: ModelShape) -> int:
+    """Return the number of weights of shared blocks that a step reads after their first use."""
+    shared = shape.variant.shared_blocks
+    if shared is None or not shared.layers:
+        return 0
+    first = shared.layers[0]
+    sizes = shape.attention_sections(first), shape.sizes_of(first).intermediate_size
+    return shared.num_read_again(shape.hidden_size, *sizes)
+
+
 def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorSpec]]:
     hidden = shape.hidden_size
     for norm in shape.variant.norms_of(index).names:
@@ -38,7 +48,11 @@ def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorS
     mixer = shape.variant.state_mixer_of(index)
     if mixer is not None:
         yield from ((f"{mixer.name}.{name}", spec) for name, spec in mixer.tensors())
-    if shape.variant.has_attention(index):
+    if shape.variant.shared_blocks is not None:
+        if shape.variant.has_attention(index):
+            sizes = shape.attention_sections(index), shape.sizes_of(index).intermediate_size
+            yield from shape.variant.shared_blocks.tensors(index, hidden, *sizes)
+    elif shape.variant.has_attention(index):
         module = shape.variant.names.attention
         yield from ((f"{module}.{name}", spec) for name, spec in _attention_tensors(shape, index))
     if shape.variant.layer_inputs is not None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.safetensors_files import open_tensors
-from paged_backend.checkpoint.tensor_names import usual_name
+from paged_backend.checkpoint.tensor_names import module_name, usual_name
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.json_file import read_json_object
 from paged_backend.values.options.lora import MAX_RANK
@@ -108,13 +108,13 @@ def read_adapter(
     modules: dict[str, LowRank] = {}
     digest = hashlib.sha256()
     with open_tensors(file) as tensors:
-        names = {name: usual_name(name) for name in _modules_of(file, tensors.keys())}
+        names = {name: module_name(name, sizes) for name in _modules_of(file, tensors.keys())}
         for name, usual in names.items():
             found = sizes.get(usual)
             if found is None and not is_elsewhere(usual):
                 raise ConfigError(f"{file}: {shorten(name)} is no module that can have an adapter")
             weights = _read_module(file, tensors, name, found, config, max_rank)
-            _add_to_digest(digest, usual, weights)
+            _add_to_digest(digest, usual_name(name), weights)  # the same in all stages
             if found is not None:
                 modules[usual] = weights
     config.check_targets(names.values())

@@ -15,11 +15,12 @@ from paged_backend.checkpoint.families.glm4 import glm4
 from paged_backend.checkpoint.families.gpt_oss import gpt_oss
 from paged_backend.checkpoint.families.granite import granite, granite_hybrid
 from paged_backend.checkpoint.families.jamba import jamba
-from paged_backend.checkpoint.families.keys import GELU_TANH, RELU2, SILU, ActivationKey
+from paged_backend.checkpoint.families.keys import GELU, GELU_TANH, RELU2, SILU, ActivationKey
 from paged_backend.checkpoint.families.kimi import kimi_linear
 from paged_backend.checkpoint.families.lfm2 import lfm2, lfm2_moe
 from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
 from paged_backend.checkpoint.families.llama4 import llama4
+from paged_backend.checkpoint.families.mamba import falcon_mamba, mamba, mamba2
 from paged_backend.checkpoint.families.minicpm3 import minicpm3
 from paged_backend.checkpoint.families.minimax import minimax
 from paged_backend.checkpoint.families.ministral import ministral, ministral3
@@ -37,6 +38,7 @@ from paged_backend.checkpoint.families.qwen import (
 )
 from paged_backend.checkpoint.families.recurrent_gemma import recurrent_gemma
 from paged_backend.checkpoint.families.smollm3 import smollm3
+from paged_backend.checkpoint.families.zamba2 import zamba2
 from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.checkpoint.tensors import Tensors
 from paged_backend.values.validation import shorten
@@ -87,6 +89,7 @@ ARCHITECTURES = {
     "Ministral3ForCausalLM": Architecture(ministral3, head_dim=128),
     "BambaForCausalLM": Architecture(bamba),
     "FalconH1ForCausalLM": Architecture(falcon_h1),
+    "FalconMambaForCausalLM": Architecture(falcon_mamba, tied_embeddings=True),
     "Qwen2ForCausalLM": Architecture(qwen2),
     "Qwen3ForCausalLM": Architecture(qwen3, head_dim=128),
     "Qwen2MoeForCausalLM": Architecture(qwen2_moe),
@@ -99,6 +102,8 @@ ARCHITECTURES = {
     "Gemma4ForCausalLM": replace(_GEMMA, variant=gemma4),
     "DeepseekV2ForCausalLM": Architecture(deepseek_v2),
     "DeepseekV3ForCausalLM": Architecture(deepseek_v3),
+    "MambaForCausalLM": Architecture(mamba, tied_embeddings=True),
+    "Mamba2ForCausalLM": Architecture(mamba2),
     "MiniMaxForCausalLM": Architecture(minimax),
     "MiniCPM3ForCausalLM": Architecture(minicpm3, tied_embeddings=True),
     "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite),
@@ -120,6 +125,7 @@ ARCHITECTURES = {
         recurrent_gemma, tied_embeddings=True, activation=GELU_TANH
     ),
     "SmolLM3ForCausalLM": Architecture(smollm3, tied_embeddings=True),
+    "Zamba2ForCausalLM": Architecture(zamba2, tied_embeddings=True, activation=GELU),
 }
 
 

@@ -12,6 +12,7 @@ from paged_backend.checkpoint.latent import LatentShape
 from paged_backend.checkpoint.layer_sizes import LayerInputs, LayerSizes
 from paged_backend.checkpoint.mixers import StateMixer
 from paged_backend.checkpoint.moe import MoeShape
+from paged_backend.checkpoint.shared_blocks import BLOCK, SharedBlocks
 from paged_backend.checkpoint.stages import Stage, layer_of
 from paged_backend.values.kv_cache_groups import KVSizes
 from paged_backend.values.windows import Window
@@ -159,6 +160,7 @@ class Variant:
         value_norm: each head of the values has an RMS norm without a weight.
         layer_inputs: inputs of layers; None for none.
         layer_scalars: each layer has a factor on the hidden states after it, ``layer_scalar``.
+        shared_blocks: blocks of attention and an MLP that some layers use; None for none.
         unused_layers: layers of the checkpoint after the last one, which predict more tokens of a
             step and are not loaded.
     """
@@ -196,6 +198,7 @@ class Variant:
     value_norm: bool = False
     layer_inputs: LayerInputs | None = None
     layer_scalars: bool = False
+    shared_blocks: SharedBlocks | None = None
     unused_layers: int = 0
 
     def norms_of(self, layer: int) -> LayerNorms:
@@ -214,6 +217,8 @@ class Variant:
         """Return whether a layer has attention."""
         if self.only_mlp and self.only_mlp[layer]:
             return False
+        if self.shared_blocks is not None:
+            return layer in self.shared_blocks.layers
         return self.parallel_mixers or self.state_mixer_of(layer) is None
 
     def has_mlp(self, layer: int) -> bool:
@@ -256,6 +261,9 @@ class ModelShape:
         layer = layer_of(name)
         if layer is None:
             return True
+        shared = self.variant.shared_blocks
+        if shared is not None and f".{BLOCK}." in name:
+            return layer in shared.owners
         if layer < self.num_layers:
             return self.sizes_of(layer).shared_with is None or not _KEYS_AND_VALUES.search(name)
         return layer >= self.num_layers + self.variant.unused_layers

@@ -56,8 +56,9 @@ def read_shape(config: ConfigFile) -> ModelShape:
     num_layers = config.integer("num_hidden_layers")
     variant = architecture.variant(config, num_layers)
     _check_experts(config, variant, num_layers)
-    if not any(map(variant.has_attention, range(num_layers))):
-        raise config.error("num_hidden_layers", "layers have no attention, which is not supported")
+    layers = range(num_layers)
+    if not any(variant.has_attention(n) or variant.state_mixer_of(n) for n in layers):
+        raise config.error("num_hidden_layers", "layers have neither attention nor a state")
     longest, latent = _context_length(config, variant), variant.latent
     return ModelShape(
         architecture=name,

@@ -71,16 +71,21 @@ def divide(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> ModelConf
     Raises:
         ConfigError: a size does not divide.
     """
-    heads = part_of(config.num_heads, num_ranks, "heads of queries")
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    if config.attention_layers:
+        heads = part_of(heads, num_ranks, "heads of queries")
+        kv_heads = _kv_heads(kv_heads, num_ranks)
     moe = None if config.moe is None else _divide_experts(config.moe, num_ranks, by_expert)
     moe_layers = config.variant.moe_layers or (True,)
     has_mlp = config.moe is None or config.moe.beside_mlp or not all(moe_layers)
+    has_mlp &= any(map(config.variant.has_mlp, range(config.num_layers)))
+    has_mlp |= config.variant.shared_blocks is not None
     inner = config.intermediate_size
     layers = tuple(_divide_layer(layer, num_ranks) for layer in config.variant.layers)
     return replace(
         config,
         num_heads=heads,
-        num_kv_heads=_kv_heads(config.num_kv_heads, num_ranks),
+        num_kv_heads=kv_heads,
         intermediate_size=part_of(inner, num_ranks, "intermediate_size") if has_mlp else inner,
         variant=replace(
             config.variant,

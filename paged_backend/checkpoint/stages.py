@@ -87,7 +87,7 @@ def problem_of_stages(
 ) -> str | None:
     """Return why a model cannot have some number of stages; None if it can.
 
-    A stage without attention would have no KV cache.
+    A stage without attention would have no KV cache, which only a model without any can do.
 
     Args:
         attention_layers: the numbers of the layers with attention.
@@ -99,7 +99,7 @@ def problem_of_stages(
     """
     for number in range(num_stages):
         layers = stage_of(num_layers, number, num_stages).layers
-        if not any(layer in layers for layer in attention_layers):
+        if attention_layers and not any(layer in layers for layer in attention_layers):
             return (
                 "must be so small that each stage has a layer with attention; of "
                 f"{num_stages} stages, number {number + 1} has the layers {layers.start} to "

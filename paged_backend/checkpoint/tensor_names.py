@@ -16,10 +16,11 @@ _BASE_NAMES = (
     *("embed_tokens.", "layers.", "norm.", "embed_tokens_per_layer.", "per_layer_"),
     *("embedding_norm.", "final_layernorm.", "final_norm.", "norm_f."),  # families' last norms
 )
-# Other prefixes, of Nemotron-H, and names of modules, of OLMo Hybrid and Granite's experts. The
-# MLPs of Kimi Linear are renamed by transformers 5 when it saves a model.
+# Other prefixes, of Mamba and Nemotron-H, and names of modules, of OLMo Hybrid and Granite's
+# experts. The MLPs of Kimi Linear are renamed by transformers 5 when it saves a model.
 _OTHER_PREFIXES = {
     "backbone.embeddings.": "model.embed_tokens.",
+    "backbone.embedding.": "model.embed_tokens.",  # older files of Mamba
     "embeddings.weight": "model.embed_tokens.weight",
     "backbone.": "model.",
 }
@@ -31,6 +32,8 @@ _OTHER_MODULES = {
     ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
     **{f".block_sparse_moe.{part}_proj.": f".mlp.{part}_proj." for part in ("gate", "up", "down")},
 }
+# Names of modules in classes of transformers that save them by other names (Kimi Linear).
+_RENAMED_MODULES = {".mlp.shared_experts.": ".block_sparse_moe.shared_experts."}
 _QUERY_SCALES = re.compile(
     r".*\.self_attn\.(?:q_proj\.(?:output|q)_scale|(?:attn\.)?(?:q|prob|prob_output)_scale|q\.scale)"
 )
@@ -60,6 +63,22 @@ def usual_name(name: str) -> str:
         if name.startswith(prefix):
             return usual + name[len(prefix) :]
     return f"model.{name}" if name.startswith(_BASE_NAMES) else name
+
+
+def module_name(name: str, known: Container[str]) -> str:
+    """Return the name of a module as checkpoints have it, given as adapters name it.
+
+    They have the names of the class in transformers, which may differ.
+
+    Args:
+        name: the name in an adapter.
+        known: the names of the model's modules.
+    """
+    name = usual_name(name)
+    for part, stored in _RENAMED_MODULES.items():
+        if name not in known and name.replace(part, stored) in known:
+            return name.replace(part, stored)
+    return name
 
 
 def targets(name: str, known: Container[str]) -> list[str]:

@@ -37,10 +37,12 @@ from paged_backend.quantization.read import read_quantization
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import (
+    NO_LAYERS,
     KVCacheGroup,
     KVCacheLayout,
     KVSizes,
     group_layers_of_stage,
+    num_empty_blocks,
 )
 from paged_backend.values.options.model import AUTO, GENERATE
 from paged_backend.values.options.scheduling import StepLimits
@@ -87,6 +89,11 @@ class StoredDecoder:
             refuse_with_states(options)
         if config.variant.layer_inputs is not None:
             refuse_stages(ranks, "for a model with inputs of layers")
+        if config.variant.shared_blocks is not None:
+            refuse_stages(ranks, "for a model with blocks that layers share")
+            if options.enable_lora:
+                reason = "can only be false for a model with blocks that layers share"
+                raise option_error("enable_lora", reason)
         if config.keeping_layers != config.attention_layers:
             refuse_stages(ranks, "for a model with layers that share keys and values")
         layers = _Layers.of(config)
@@ -197,6 +204,8 @@ class _Layers(NamedTuple):
             max_model_len: maximum number of tokens of a sequence.
             layers: the layers with attention of this stage.
         """
+        if not self.windows:
+            return NO_LAYERS
         numbers = list(self.windows)
         places = range(numbers.index(layers[0].index), numbers.index(layers[-1].index) + 1)
         windows = list(self.windows.values())
@@ -232,8 +241,8 @@ def _with_kv_pool(
     loaded_s, max_model_len = time.monotonic(), model.max_model_len
     if not options.enable_chunked_prefill:
         check_whole_prompts_fit(limits, max_model_len, "without chunked prefill")
-    kv_dtype = options.kv_cache_dtype
-    if kv_dtype == "auto" and quantization is not None:
+    kv_dtype, alone = options.kv_cache_dtype, not all_layers.windows
+    if kv_dtype == "auto" and quantization is not None and not alone:
         kv_dtype = quantization.kv_cache_dtype
     layers = model.attention_layers
     kv_format = kv_cache_format(kv_dtype, layers, platform.kv_dtypes)
@@ -252,14 +261,17 @@ def _with_kv_pool(
     specs = [spec] if draft is None else [spec, draft.spec]
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
     if all_layers.with_states:
-        states = sized(model.state_layers, budget, limits, ranks, platform.device)
+        states = sized(model.state_layers, budget, limits, ranks, platform.device, alone=alone)
         spec = replace(spec, states=states)
-        budget -= states.num_slots * states.bytes_per_slot
+        budget -= states.num_bytes
         chunks = platform.state_chunks
         layout = replace(layout, states=state_layout(states.num_slots, options, limits, chunks))
-    block_bytes = sum(each.bytes_per_block for each in specs)
-    room = torch.tensor([budget, block_bytes], device=platform.device)
-    num_blocks = _num_blocks(layout, ranks.gather(room), max_model_len)
+    if alone and layout.states is not None:
+        num_blocks = num_empty_blocks(layout, layout.states.num_slots, max_model_len)
+    else:
+        block_bytes = sum(each.bytes_per_block for each in specs)
+        room = torch.tensor([budget, block_bytes], device=platform.device)
+        num_blocks = _num_blocks(layout, ranks.gather(room), max_model_len)
     context = None if adapters is None else adapters.context
     runner = platform.model_runner(model, spec, num_blocks, limits, options, context)
     if draft is not None and platform.drafting_runner is not None:
@@ -271,7 +283,7 @@ def _with_kv_pool(
         quantization=options.quantization if quantization is None else quantization.method,
         runner=runner,
         step_limits=limits,
-        kv_cache=str(kv_format),
+        kv_cache="" if alone else str(kv_format),
         kv_bytes_per_token=sum(each.bytes_per_token for each in specs),
         kv_layout=layout,
         num_blocks=num_blocks,

@@ -78,6 +78,8 @@ def sized(
     limits: StepLimits,
     ranks: Ranks,
     device: torch.device,
+    *,
+    alone: bool,
 ) -> StateSpec:
     """Return the states of a rank, with the slots that have room in a part of the pool of each.
 
@@ -89,6 +91,7 @@ def sized(
         limits: limits of a step.
         ranks: the ranks, which get equal numbers of slots.
         device: where ranks exchange tensors.
+        alone: the model has no attention, so that states may have all of the pool.
 
     Raises:
         ConfigError: there is no room for one sequence.
@@ -96,15 +99,14 @@ def sized(
     states = StateSpec(tuple(layers))
     room = torch.tensor([budget, states.bytes_per_slot], device=device)
     rooms = [(size, each) for size, each in ranks.gather(room).tolist() if each]
-    num_slots, pool, slot = min((_num_slots(*each, limits), *each) for each in rooms)
+    num_slots, pool, slot = min(
+        (num_state_slots(*each, limits.max_num_seqs, alone=alone), *each) for each in rooms
+    )
     if num_slots < MIN_STATE_SLOTS:
+        needed = MIN_STATE_SLOTS * slot * (1 if alone else 2)
         raise ConfigError(
-            f"option kv_cache_memory_bytes: half of {pool} bytes hold {num_slots} states of "
-            f"{slot} bytes each, but one sequence needs {MIN_STATE_SLOTS}; give "
-            f"{2 * MIN_STATE_SLOTS * slot} bytes or more"
+            f"option kv_cache_memory_bytes: {'' if alone else 'half of '}{pool} bytes hold "
+            f"{num_slots} states of {slot} bytes each, but one sequence needs {MIN_STATE_SLOTS}; "
+            f"give {needed} bytes or more"
         )
     return replace(states, num_slots=num_slots)
-
-
-def _num_slots(budget: int, slot: int, limits: StepLimits) -> int:
-    return num_state_slots(budget, slot, limits.max_num_seqs)

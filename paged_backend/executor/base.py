@@ -54,8 +54,10 @@ class WorkerInfo:
         if self.scores_pairs:
             task = "scores of pairs of texts in "
         cache = "no KV cache"
-        if self.kv_layout.has_blocks:
+        if self.kv_cache:
             cache = f"{self.num_blocks - 1} KV blocks in {self.kv_cache} for {self._capacity}"
+        elif self.kv_layout.states is not None:
+            cache = f"{self.kv_layout.states.num_slots - 1} slots for states of sequences"
         ranks = f" of {self.num_ranks} ranks" if self.num_ranks > 1 else ""
         return (
             f"{task}{self.number_format}{self._weights()} on {self.device}{ranks} "

@@ -18,6 +18,7 @@ from paged_backend.models.layer_inputs import LayerInputTable
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.models.mixer import Mixing
+from paged_backend.models.shared_block import make_blocks
 from paged_backend.models.states import StateLayer
 
 
@@ -43,8 +44,11 @@ class Decoder:
             self._layer_inputs = LayerInputTable(config.variant.layer_inputs, config, kernels)
         ropes = {index: config.ropes[index] for index in stage.layers}
         tables = {rope: rope.table(max_model_len, kernels.device) for rope in set(ropes.values())}
+        self._blocks = make_blocks(config, kernels)
         self._layers = {
-            index: DecoderLayer(config, index, _layer(index), tables[rope], kernels)
+            index: DecoderLayer(
+                config, index, _layer(index), tables[rope], kernels, self._blocks.get(index)
+            )
             for index, rope in ropes.items()
         }
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
@@ -94,12 +98,16 @@ class Decoder:
             parameters |= self._layer_inputs.parameters()
         if self.head is not None:
             parameters |= self.head.parameters()
+        for block in dict.fromkeys(self._blocks.values()):
+            parameters |= block.parameters()
         for index, layer in self._layers.items():
             parameters |= prefixed(_layer(index), layer.parameters())
         return parameters
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
+        for block in dict.fromkeys(self._blocks.values()):
+            block.pack()
         for layer in self._layers.values():
             layer.pack()
         keepers = {layer.index: layer for layer in self.attention_layers}
@@ -158,10 +166,13 @@ class Decoder:
         """
         parts = self._parts
         nexts = [*((part.norm, part.reader) for part in parts[1:]), (self._norm, None)]
+        embeddings = hidden.clone() if self._blocks else None
         x = self._normed(hidden, parts[0].norm)
         for number, (part, following) in enumerate(zip(parts, nexts, strict=True)):
             if part.residual is not None:
                 hidden = x * part.residual[0]
+            if part.reads_embeddings and embeddings is not None:
+                x = torch.cat((x, embeddings), dim=1)
             if part.mixing is not None:
                 x = part.mixing.mix(x, attention, meta)
             if number == self._last_mixing and logits_indices is not None:  # others are not read

@@ -35,6 +35,7 @@ from paged_backend.models.mixer import Mixer, Mixing
 from paged_backend.models.moe import MoeMLP, SummedMLPs
 from paged_backend.models.parallel_mixers import ParallelMixers
 from paged_backend.models.rg_lru import RgLru
+from paged_backend.models.shared_block import BlockBeforeState, BlockUse, SharedBlock
 from paged_backend.models.short_conv import ShortConv
 
 
@@ -48,6 +49,7 @@ class Part:
         output: computes the output from the norm, or from what `mixing` returns.
         reader: the layer that alone reads the norm, if there is only one.
         output_norm: the weight of the norm of the output; None for no norm.
+        reads_embeddings: `mixing` reads the hidden states, and behind them the tokens' embeddings.
         residual: factors on what the part reads and on its output, the sum of which becomes the
             hidden states; None if the output is added to them.
         gate: computes what `output` reads, from the norm and an input of the layer; None for a
@@ -60,6 +62,7 @@ class Part:
     output: RowFunction
     reader: LinearMethod | None
     output_norm: Tensor | None
+    reads_embeddings: bool = False
     residual: tuple[float, float] | None = None
     gate: LayerInputGate | None = None
     scalar: Tensor | None = None
@@ -75,7 +78,13 @@ class DecoderLayer:
     """
 
     def __init__(
-        self, config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
+        self,
+        config: ModelConfig,
+        index: int,
+        prefix: str,
+        cos_sin_cache: Tensor,
+        kernels: Kernels,
+        block: SharedBlock | None = None,
     ) -> None:
         self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
         self._names = config.variant.norms_of(index)
@@ -91,8 +100,12 @@ class DecoderLayer:
         self._scalar: Tensor | None = None
         if config.variant.layer_scalars:
             self._scalar = torch.empty(1, dtype=kernels.dtype, device=kernels.device)
-        self._mixers = _make_mixers(config, index, prefix, cos_sin_cache, kernels)
+        self._mixers = _make_mixers(config, index, prefix, cos_sin_cache, kernels, block)
         self.mixing = _in_parallel(config, index, self._mixers)
+        self._uses_block = block is not None
+        if self._uses_block:
+            (name,) = self._names.names
+            self.mixing = _after_block(self._mixers, self.norms[name], config, kernels)
         self._mlps = _make_mlps(config, index, prefix, kernels)
         self.mlp = _sum_of(list(self._mlps.values()))
 
@@ -146,12 +159,15 @@ class DecoderLayer:
             if factors is not None:
                 residual = factors.state if mixing.kept_state else factors.attention
             reader = mixing.reader if factors is None else None  # hidden states are made of it, too
-            yield Part(norms[0], mixing, mixing.o_proj, reader, norms[1], residual)
+            if self._uses_block:
+                yield Part(None, mixing, mixing.o_proj, None, None, reads_embeddings=True)
+            else:
+                yield Part(norms[0], mixing, mixing.o_proj, reader, norms[1], residual=residual)
         if mlp is not None:
             norms = self._norm(names.mlp_input), self._norm(names.mlp_output)
             residual = None if factors is None else factors.mlp
             reader = mlp.reader if factors is None else None
-            yield Part(norms[0], None, mlp, reader, norms[1], residual)
+            yield Part(norms[0], None, mlp, reader, norms[1], residual=residual)
         if self._gate is not None:
             norm = self.norms[self._gate.norm]
             yield Part(None, None, self._gate.projection, None, norm, gate=self._gate)
@@ -192,7 +208,12 @@ def _sum_of(mlps: list[_MLP]) -> _MLP | SummedMLPs | None:
 
 
 def _make_mixers(
-    config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
+    config: ModelConfig,
+    index: int,
+    prefix: str,
+    cos_sin_cache: Tensor,
+    kernels: Kernels,
+    block: SharedBlock | None,
 ) -> list[Mixer]:
     """Return what a layer has in place of attention or beside it, and then its attention."""
     mixers: list[Mixer] = []
@@ -212,7 +233,9 @@ def _make_mixers(
             mixers.append(RgLru(shape, index, prefix, kernels))
         case ShortConvShape():
             mixers.append(ShortConv(shape, index, prefix, kernels))
-    if config.variant.has_attention(index):
+    if block is not None:
+        mixers.append(BlockUse(config, index, prefix, cos_sin_cache, kernels, block))
+    elif config.variant.has_attention(index):
         attention = Attention if config.variant.latent is None else LatentAttention
         mixers.append(attention(config, index, prefix, cos_sin_cache, kernels))
     return mixers
@@ -221,7 +244,16 @@ def _make_mixers(
 def _in_parallel(config: ModelConfig, index: int, mixers: list[Mixer]) -> Mixing | None:
     """Return one or two modules as one; None for no module."""
     shape = config.variant.state_mixer_of(index)
-    if shape is None or len(mixers) < 2:
+    if shape is None or len(mixers) < 2 or not config.variant.parallel_mixers:
         return mixers[0] if mixers else None
     state, attention = mixers
     return ParallelMixers(state, shape.values_size, attention, config.variant.factors)
+
+
+def _after_block(
+    mixers: list[Mixer], norm: Tensor, config: ModelConfig, kernels: Kernels
+) -> BlockBeforeState:
+    """Return a module with a state, and before it the use of a shared block, as one."""
+    state, use = mixers
+    assert isinstance(use, BlockUse)
+    return BlockBeforeState(use, state, norm, config.rms_norm_eps, kernels)

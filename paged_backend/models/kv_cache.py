@@ -11,8 +11,8 @@ import torch
 
 from paged_backend.models.attention import AttentionLayer, CachedLayer
 from paged_backend.models.states import StateSpec
-from paged_backend.values.errors import ConfigError
-from paged_backend.values.kv_cache_groups import KVCacheGroup, KVSizes, group_layers
+from paged_backend.values.errors import ConfigError, option_error
+from paged_backend.values.kv_cache_groups import NO_LAYERS, KVCacheGroup, KVSizes, group_layers
 
 _FP8, _SCALE_BYTES = torch.float8_e4m3fn, 4
 
@@ -53,15 +53,19 @@ def kv_cache_format(
 
     Args:
         option: the value.
-        layers: the model's attention layers.
+        layers: the model's attention layers; none for a model that only keeps states.
         supported: what the platform can store; the first one is the default.
 
     Raises:
         ConfigError: the platform does not support the dtype, or some layers lack scales, or they
-            keep latent vectors or positions and the dtype has 8 bits.
+            keep latent vectors or positions and the dtype has 8 bits, or there are no layers.
     """
     if option == "auto":
         return KVCacheFormat(supported[0])
+    if not layers:
+        raise option_error(
+            "kv_cache_dtype", f"can only be auto for a model without attention; got {option}"
+        )
     heads = [layer for layer in layers if isinstance(layer, AttentionLayer)]
     latent = len(heads) < len(layers)
     if option != "bfloat16" and (latent or any(layer.has_positions for layer in heads)):
@@ -134,12 +138,15 @@ class KVCacheSpec:
         """Return the spec of a model's attention layers.
 
         Args:
-            layers: the layers.
+            layers: the layers; none for a model that only keeps states. Its block tables count
+                tokens, and a block takes no bytes.
             block_size: tokens in a block.
             stored: the format of keys and values.
             max_model_len: maximum number of tokens of a sequence.
             groups: the groups of the layers; None for those that suit these layers best.
         """
+        if not layers:
+            return cls(NO_LAYERS, {}, block_size, stored.dtype, stored.scales)
         sizes = {layer.index: layer.kept for layer in layers}
         if groups is None:
             windows = [layer.window for layer in layers]
@@ -150,6 +157,11 @@ class KVCacheSpec:
         return cls(groups, sizes, block_size, stored.dtype, stored.scales)
 
     @property
+    def keeps_tokens(self) -> bool:
+        """True if layers keep something for tokens."""
+        return bool(self.sizes)
+
+    @property
     def is_uniform(self) -> bool:
         """True if all layers keep the same."""
         return len(set(self.sizes.values())) == 1
@@ -157,7 +169,7 @@ class KVCacheSpec:
     @property
     def is_latent(self) -> bool:
         """True if the layers keep latent vectors, which are keys and values in one."""
-        return not any(sizes.value_dim for sizes in self.sizes.values())
+        return self.keeps_tokens and not any(sizes.value_dim for sizes in self.sizes.values())
 
     @property
     def group_size(self) -> int:

@@ -1,4 +1,4 @@
-"""The state space layer of Mamba, with norms as Jamba has them."""
+"""The state space layer of Mamba, without norms or with those of Jamba or Falcon Mamba."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from paged_backend.checkpoint.mixers import Mamba1Shape
+from paged_backend.checkpoint.mixers import Mamba1Norms, Mamba1Shape
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.layers import Kernels
@@ -18,13 +18,15 @@ class Mamba1:
     """A layer's state space; see `models.mixer.Mixer`.
 
     Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023); Lieber et
-    al., "Jamba: A Hybrid Transformer-Mamba Language Model" (2024), for the norms.
+    al., "Jamba: A Hybrid Transformer-Mamba Language Model" (2024), for norms with weights; Zuo et
+    al., "Falcon Mamba: The First Competitive Attention-free 7B Language Model" (2024), for norms
+    without.
 
     Args:
         shape: sizes.
         index: the layer's number.
         layer_name: the name of the layer in the checkpoint.
-        eps: epsilon of the norms.
+        eps: epsilon of the model's norms.
         kernels: the platform.
     """
 
@@ -34,12 +36,13 @@ class Mamba1:
         self, shape: Mamba1Shape, index: int, layer_name: str, eps: float, kernels: Kernels
     ) -> None:
         self.name = shape.name
-        self._shape, self._eps = shape, eps
+        self._shape = shape
+        self._eps = eps if shape.norm_eps is None else shape.norm_eps
         prefix, dtype, device = f"{layer_name}.{shape.name}", kernels.dtype, kernels.device
         hidden, inner, bias = shape.hidden_size, shape.values_size, shape.bias
         self.in_proj = kernels.linear(LinearSpec(hidden, {"in_proj": 2 * inner}, bias, prefix))
         self.o_proj = kernels.linear(LinearSpec(inner, {"out_proj": hidden}, bias, prefix))
-        numbers = {"x_proj": sum(shape.norms.values())}
+        numbers = {"x_proj": sum(shape.parts)}
         self._x_proj = kernels.linear(
             LinearSpec(inner, numbers, prefix=prefix, full_precision=True)
         )
@@ -54,8 +57,13 @@ class Mamba1:
         self._a_log = torch.empty(inner, shape.state_dim, device=device)
         self._norms = {
             name: torch.empty(size, dtype=dtype, device=device)
-            for name, size in shape.norms.items()
+            for name, size in shape.norm_weights.items()
         }
+        self._norm_weights = list(self._norms.values())
+        if shape.norms is Mamba1Norms.PLAIN:
+            self._norm_weights = [
+                torch.ones(size, dtype=dtype, device=device) for size in shape.parts
+            ]
         self._rms_norm = kernels.layers.rms_norm
         self.kept_state = StateLayer(
             index,
@@ -103,13 +111,7 @@ class Mamba1:
         values = states.functions.causal_conv(
             values, self._conv, self._conv_bias, window, step, silu=True
         )
-        sizes = list(self._shape.norms.values())
-        dt, b, c = (
-            self._rms_norm(part.contiguous(), weight, self._eps)
-            for part, weight in zip(
-                torch.split(self._x_proj(values), sizes, dim=1), self._norms.values(), strict=True
-            )
-        )
+        dt, b, c = self._normed(self._x_proj(values))
         scanned = states.functions.mamba1_scan(
             values,
             self._dt_proj(dt),
@@ -122,3 +124,11 @@ class Mamba1:
             step,
         )
         return (scanned.float() * silu(gate.float())).to(gate.dtype)
+
+    def _normed(self, numbers: Tensor) -> list[Tensor]:
+        """Return the row for time steps, B and C, after their norms if they have any."""
+        parts = [part.contiguous() for part in torch.split(numbers, list(self._shape.parts), dim=1)]
+        if not self._norm_weights:
+            return parts
+        weights = zip(parts, self._norm_weights, strict=True)
+        return [self._rms_norm(part, weight, self._eps) for part, weight in weights]

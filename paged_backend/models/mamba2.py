@@ -1,4 +1,4 @@
-"""The state space layer of Mamba-2, as Granite 4, Bamba, Falcon-H1 and Nemotron-H have it."""
+"""The state space layer of Mamba-2, which hybrids such as Granite 4 and Zamba 2 have, too."""
 
 from __future__ import annotations
 
@@ -134,6 +134,7 @@ class GroupNorm:
 
     def __init__(self, shape: Mamba2Shape, eps: float, kernels: Kernels) -> None:
         size, dtype, device = shape.values_size, kernels.dtype, kernels.device
+        eps = eps if shape.norm_eps is None else shape.norm_eps
         self.weight = torch.empty(size, dtype=dtype, device=device)
         self._ones = torch.ones(size // shape.num_groups, dtype=dtype, device=device)
         self._is_one, self._eps = shape.num_groups == 1, eps

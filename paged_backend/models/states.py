@@ -265,6 +265,11 @@ class StateSpec:
         """The bytes of the state of a sequence in all layers."""
         return sum(kept.num_bytes for layer in self.layers for kept in layer.tensors)
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all slots."""
+        return self.num_slots * self.bytes_per_slot
+
 
 class StatePool:
     """The states of all slots, by layer.

@@ -60,6 +60,10 @@ class KVCacheGroup:
     layers: tuple[int, ...]
 
 
+NO_LAYERS = (KVCacheGroup(None, ()),)
+"""The groups of a model without attention: block tables count tokens for the prefix cache."""
+
+
 def layer_kinds(
     windows: Sequence[Window | None], kept: Sequence[KVSizes] | None = None
 ) -> list[LayerKind]:
@@ -175,7 +179,9 @@ MIN_STATE_SLOTS = 3
 """The state at the start of a sequence, the state of one sequence, and its next one."""
 
 
-def num_state_slots(pool_bytes: int, slot_bytes: int, max_num_seqs: int) -> int:
+def num_state_slots(
+    pool_bytes: int, slot_bytes: int, max_num_seqs: int, *, alone: bool = False
+) -> int:
     """Return the number of slots that are useful, in at most half of the bytes of a pool.
 
     Each running sequence has a slot, and may write to another one.
@@ -184,8 +190,10 @@ def num_state_slots(pool_bytes: int, slot_bytes: int, max_num_seqs: int) -> int:
         pool_bytes: bytes for blocks and slots.
         slot_bytes: bytes of the state of a sequence in all layers.
         max_num_seqs: the largest number of running sequences.
+        alone: blocks take no bytes, so that slots may have all bytes of the pool.
     """
-    return min(1 + 2 * max_num_seqs + MAX_CHECKPOINTS, pool_bytes // 2 // slot_bytes)
+    room = pool_bytes if alone else pool_bytes // 2
+    return min(1 + 2 * max_num_seqs + MAX_CHECKPOINTS, room // slot_bytes)
 
 
 class StateChunks(NamedTuple):
@@ -205,6 +213,11 @@ class StateLayout(NamedTuple):
     num_slots: int  # with slot 0, which stands for the state at the start of a sequence
     interval: int  # tokens between the states that the prefix cache keeps; 0: it keeps none
     chunks: StateChunks | None = None  # None: the platform computes all tokens one by one
+
+    @property
+    def num_sequences(self) -> int:
+        """The number of sequences that can run at once: each may need a second slot in a step."""
+        return (self.num_slots - 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +313,28 @@ class KVCacheLayout:
     def num_sequences(self, num_blocks: int, num_tokens: int) -> int:
         """Return the number of sequences of ``num_tokens`` tokens that fit in a pool at once.
 
-        One of them computes its prompt, which takes more blocks in groups with a window.
+        One of them computes its prompt, which takes more blocks in groups with a window. Slots for
+        states may be fewer.
         """
         left = num_blocks - self.max_blocks(0, num_tokens)
-        return 1 + left // self.blocks_of_decode(num_tokens) if left >= 0 else 0
+        number = 1 + left // self.blocks_of_decode(num_tokens) if left >= 0 else 0
+        return number if self.states is None else min(number, self.states.num_sequences)
+
+
+MAX_EMPTY_BLOCKS = 2**17
+"""The largest number of blocks without bytes, unless one sequence needs more."""
+
+
+def num_empty_blocks(layout: KVCacheLayout, num_slots: int, max_model_len: int) -> int:
+    """Return the number of blocks of a model without attention, with the null block.
+
+    They take a little memory of the host, and count tokens for the prefix cache. There are enough
+    for the longest sequences with states in all slots, up to `MAX_EMPTY_BLOCKS`.
+
+    Args:
+        layout: the block tables.
+        num_slots: slots for states.
+        max_model_len: tokens of the longest sequence.
+    """
+    longest = layout.max_blocks(0, max_model_len)
+    return 1 + max(longest, min(MAX_EMPTY_BLOCKS, num_slots * longest))

@@ -12,13 +12,13 @@ from transformers import AutoConfig
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.values.errors import ConfigError
 
-_LFM2 = {"layer_types": ["conv"] * 3}
+_MLPS = {"layers_block_type": ["mlp", "mlp"]}
 
 
 @pytest.mark.parametrize(
     ("family", "name", "change", "message"),
     [
-        ("lfm2", "Lfm2ForCausalLM", _LFM2, "num_hidden_layers layers have no attention"),
+        ("nemotron-h", "NemotronHForCausalLM", _MLPS, "layers have neither attention nor a state"),
         ("lfm2", "Lfm2ForCausalLM", {"layer_types": ["x"] * 3}, "layer_types holds 'x'; known: "),
         (
             "granite-hybrid",
@@ -53,7 +53,20 @@ _LFM2 = {"layer_types": ["conv"] * 3}
         ),
         ("minimax", "MiniMaxForCausalLM", {"layer_types": ["x"] * 3}, "layer_types holds 'x'; kno"),
         ("jamba", "JambaForCausalLM", {"attn_layer_offset": 3}, "attn_layer_offset must be an"),
+        ("mamba", "MambaForCausalLM", {"time_step_rank": 0}, "mamba_dt_rank must be an integer"),
+        ("falcon-mamba", "FalconMambaForCausalLM", {"mixer_rms_eps": 0}, "mixer_rms_eps must be"),
+        ("mamba2", "Mamba2ForCausalLM", {"num_heads": 7}, "mamba_n_heads .7. times mamba_d_head"),
         ("recurrent-gemma", "RecurrentGemmaForCausalLM", {"block_types": ["x"]}, "block_types"),
+        ("zamba2", "Zamba2ForCausalLM", {"layers_block_type": ["attention"] * 5}, "layer_types ho"),
+        (
+            "zamba2",
+            "Zamba2ForCausalLM",
+            {"num_key_value_heads": 2},
+            "num_key_value_heads must be 4",
+        ),
+        ("zamba2", "Zamba2ForCausalLM", {"num_attention_heads": 3}, "must divide 128"),
+        ("zamba2", "Zamba2ForCausalLM", {"use_long_context": True}, "use_long_context is true"),
+        ("zamba2", "Zamba2ForCausalLM", {"tie_word_embeddings": False}, "can only be true for a"),
     ],
 )
 def test_values_that_are_refused(

@@ -115,11 +115,17 @@ def test_prefix_hits(oracle):
 
 
 # Together they have all that a family may have: see `Variant`.
-@pytest.mark.parametrize("family", ["gemma2", "glm4", "olmo3", "deepseek-v3", "minicpm3", "bamba"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("gemma2", "glm4", "olmo3", "deepseek-v3", "minicpm3", "bamba"),
+        *("falcon-mamba", "zamba2-plain"),
+    ],
+)
 def test_families_equal_transformers(tmp_path, family):
     oracle = Oracle(family, tmp_path, intermediate_size=40)
     work = short(2, seed=3)
-    oracle.confirm(work, tokens_of(run(engine_for(oracle), work)))
+    oracle.confirm(work, tokens_of(run(engine_for(oracle, max_model_len=256), work)))
 
 
 SAMPLED = [

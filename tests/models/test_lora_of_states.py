@@ -20,6 +20,10 @@ from paged_backend.values.errors import ConfigError
         ("lfm2", ("in_proj", "out_proj"), ("q_proj", "k_proj", "v_proj", "w1", "w2", "w3")),
         ("jamba", ("in_proj", "out_proj"), (*ATTENTION, *MLP)),
         ("nemotron-h", ("in_proj", "out_proj"), (*ATTENTION, "up_proj", "down_proj")),
+        ("kimi-linear", ("q_proj", "k_proj", "v_proj", "o_proj"), MLP),
+        ("mamba", ("in_proj", "out_proj"), ()),
+        ("mamba2", ("in_proj", "out_proj"), ()),
+        ("minimax", ("qkv_proj", "output_gate", "out_proj"), ATTENTION),
         ("recurrent-gemma", ("linear_x", "linear_y", "linear_out"), (*ATTENTION, *MLP)),
     ],
 )

@@ -24,7 +24,9 @@ from paged_backend.values.sampling_params import SamplingParams
 
 PROMPT = [3 + 7 * place % 190 for place in range(77)]
 FAMILIES = "qwen3-next", "qwen3.5"
-NEW = "granite-hybrid-moe", "kimi-linear", "minimax", "nemotron-h-moe"
+NEW = "granite-hybrid-moe", "kimi-linear", "minimax", "nemotron-h-moe", "zamba2"
+ALONE = "mamba", "falcon-mamba", "mamba2"
+"""They have no attention."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -44,7 +46,7 @@ def answer(engine: Engine, params: SamplingParams) -> list[SequenceOutput]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [*FAMILIES, "falcon-h1", "jamba", "nemotron-h", *NEW])
+@pytest.mark.parametrize("family", [*FAMILIES, "falcon-h1", "jamba", "nemotron-h", *NEW, *ALONE])
 def test_cuts_of_a_prompt_never_change_a_logit(family: str, dtype: str, tmp_path: Path) -> None:
     """Not by a bit, wherever chunks and checkpoints are."""
     make_checkpoint(family, tmp_path)
@@ -173,7 +175,7 @@ def test_a_wrong_state_changes_tokens(
         oracle.confirm(work, engine_answers)
 
 
-@pytest.mark.parametrize("family", NEW)
+@pytest.mark.parametrize("family", [*NEW, *ALONE])
 def test_the_state_of_another_time_changes_tokens(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +187,57 @@ def test_the_state_of_another_time_changes_tokens(
     monkeypatch.setattr(StateSlots, "advance", lambda *args, **more: (0, advance(*args, **more)[1]))
     with pytest.raises(AssertionError):
         oracle.confirm(work, tokens_of(run(make_engine(oracle.folder, **options), work)))
+
+
+@pytest.mark.parametrize("family", ALONE)
+def test_completions_without_attention_share_a_state(family: str, tmp_path: Path) -> None:
+    """Each is what it is alone, and a prompt is found again by the blocks that have no bytes."""
+    engine = make_engine(Oracle(family, tmp_path).folder, mamba_block_size=16)
+    params = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=12)
+    first, again = (answer(engine, params) for _ in range(2))
+    tokens = [tokens_by_index(outputs) for outputs in (first, again)]
+    assert tokens[0] == tokens[1] and len(set(map(tuple, tokens[0].values()))) == 3
+    assert (first[0].num_cached_tokens, again[0].num_cached_tokens) == (0, 64)
+    alone = make_engine(tmp_path, max_num_batched_tokens=9, enforce_eager=True, max_num_seqs=3)
+    assert tokens_by_index(answer(alone, params)) == tokens[0]
+    stats = engine.stats()
+    assert (stats.num_used_blocks, stats.kv_bytes_per_token) == (0, 0)
+
+
+def tokens_by_index(outputs: Sequence[SequenceOutput]) -> dict[int, list[int]]:
+    """The tokens of each completion."""
+    found: dict[int, list[int]] = {}
+    for output in outputs:
+        found.setdefault(output.index, []).extend(output.new_token_ids)
+    return found
+
+
+def test_states_have_all_memory_without_attention(tmp_path: Path) -> None:
+    folder = Oracle("mamba2", tmp_path).folder
+    # Three layers: 3 earlier inputs of 128 + 2 * 2 * 24 channels, and 8 heads of 16 x 24.
+    per_slot = 3 * 4 * (3 * (128 + 96) + 8 * 16 * 24)
+    info = make_engine(folder, max_num_seqs=4).executor.info
+    states = info.kv_layout.states
+    assert states is not None and states.num_slots == 16 * 2**20 // per_slot
+    assert info.num_blocks == 1 + states.num_slots * 512 // 16
+    assert "slots for states" in info.describe() and info.kv_cache == ""
+    least = make_engine(folder, kv_cache_memory_bytes=3 * per_slot)
+    assert len(tokens_of(run(least, [(PROMPT, 6), (PROMPT[:9], 6)]))) == 2
+    with pytest.raises(ConfigError, match=rf"one sequence needs 3; give {3 * per_slot} bytes"):
+        make_engine(folder, kv_cache_memory_bytes=3 * per_slot - 1)
+
+
+def test_a_model_without_a_limit_of_positions(tmp_path: Path) -> None:
+    """Its blocks have a limit, unless the longest sequence needs more."""
+    folder = Oracle("mamba2", tmp_path).folder
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    del values["max_position_embeddings"]
+    path.write_text(json.dumps(values))
+    info = make_engine(folder).executor.info
+    assert (info.max_model_len, info.num_blocks) == (2**20, 1 + 2**17)
+    with pytest.raises(ConfigError, match="kv_cache_dtype can only be auto for a model without"):
+        make_engine(folder, kv_cache_dtype="fp8")
 
 
 def test_slopes_are_those_of_transformers(tmp_path: Path) -> None:

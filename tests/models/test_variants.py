@@ -69,6 +69,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("kimi-linear", {"attention_scale": 16**-0.5}),
     ("minimax", {"residual_factors": None}),
     ("olmo3", {"windows": ()}),
+    ("zamba2", {"attention_scale": None}),
+    ("zamba2-plain", {"attention_scale": None}),
 ]
 
 

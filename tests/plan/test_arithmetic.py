@@ -16,10 +16,13 @@ from ranks_in_threads import load_first_rank, make_ranks_engine
 from torch import Tensor
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.decoder_tensors import num_read_again
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.moe import MoeShape, Routing
+from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.checkpoint.shape_reader import read_shape
+from paged_backend.cli import main
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.models.loader import build_model
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
@@ -43,6 +46,8 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
+    StateLayout,
+    num_empty_blocks,
     num_state_slots,
 )
 from paged_backend.values.options.scheduling import GPU_LIMITS
@@ -596,3 +601,74 @@ def test_states_of_qwen3_next_as_the_engine_counts_them(
     assert memory.pool_bytes == left - memory.weight_bytes - memory.step_bytes
     assert memory.num_blocks == memory.pool_bytes // (16 * per_token) - 1
     assert list(group_sizes(shape)) == [1, 2]
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_states_without_attention_as_the_engine_counts_them(tensor: int, tmp_path: Path) -> None:
+    """Slots have all of the pool, and blocks none."""
+    make_checkpoint("mamba2", tmp_path)
+    info = make_ranks_engine(tmp_path, max_num_seqs=2, tensor_parallel_size=tensor).executor.info
+    shape = read_shape(ConfigFile.read(tmp_path / "config.json"))
+    weights, kv32 = WEIGHT_TYPES["float32"], KV_TYPES["float32"]
+    # Three layers: 3 earlier inputs of 128 + 2 * 2 * 24 channels, and 8 heads of 16 x 24.
+    slot_bytes = 3 * 4 * (3 * (128 + 96) + 8 * 16 * 24) // tensor
+    assert state_bytes(shape, weights, tensor) == slot_bytes
+    assert KvSizes.of(shape, kv32, tensor).bytes_per_token == info.kv_bytes_per_token == 0
+    states = info.kv_layout.states
+    assert states is not None and states.num_slots == min(517, 2**24 // slot_bytes)
+    assert states.num_slots == num_state_slots(2**24, slot_bytes, 2, alone=True)
+    assert info.num_blocks == num_empty_blocks(info.kv_layout, states.num_slots, 512)
+    limits = EngineConfig(max_num_seqs=2).step_limits(GPU_LIMITS)
+    planned = MemoryPlanner(shape, weights, kv32, find_gpu("l4"), 0.9, 16, limits, 512)
+    memory = planned.divide(Group(tensor))
+    assert (memory.pool_bytes, memory.state_bytes) == (0, 517 * slot_bytes)
+    assert memory.num_blocks == 517 * 512 // 16
+    assert memory.num_sequences(512) == memory.limited(1000) == 258
+    assert list(group_sizes(shape)) == [1, 2]
+
+
+def test_slots_limit_the_sequences() -> None:
+    """Slot 0 is never written, and each sequence may need a second slot in a step."""
+    assert [StateLayout(slots, 0).num_sequences for slots in (3, 4, 5, 517)] == [1, 1, 2, 258]
+    layout = KVCacheLayout(16, 512, (None,), StateLayout(7, 0))
+    assert [layout.num_sequences(blocks, 32) for blocks in (1, 4, 100)] == [0, 2, 3]
+
+
+def test_a_step_reads_and_writes_states_and_reads_shared_blocks_again(tmp_path: Path) -> None:
+    make_checkpoint("mamba2", tmp_path / "alone")
+    shape = read_shape(ConfigFile.read(tmp_path / "alone" / "config.json"))
+    states = 3 * (2 * 3 * (128 + 96) + 4 * 8 * 16 * 24)
+    parameters = count_parameters(shape)
+    moved = 2 * (parameters.total - parameters.embedding) + 5 * 2 * states
+    step = roofline_of(shape, GPUS["h200"]).decode(5, 1000)
+    assert step.seconds == pytest.approx(moved / 4.8e12)
+    oracle = Oracle("zamba2", tmp_path / "shared")
+    shape = read_shape(ConfigFile.read(tmp_path / "shared" / "config.json"))
+    tensors = tensors_of(shape)
+    assert sum(spec.num_elements for spec in tensors.values()) == sum(
+        weight.numel() for weight in oracle.model.parameters()
+    )
+    block = "model.layers.1.shared_transformer."  # layers 1 and 4 use it
+    again = sum(
+        spec.num_elements
+        for name, spec in tensors.items()
+        if name.startswith(block) and "adapter" not in name
+    )
+    assert num_read_again(shape) == again > 0
+
+
+@pytest.mark.parametrize("family", ["mamba2", "mamba", "zamba2"])
+def test_tables_of_models_with_states(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    make_checkpoint(family, tmp_path)
+    assert main(["plan", str(tmp_path), "--gpu", "l4"]) == 0
+    text = capsys.readouterr().out
+    assert "a sequence" in text and ("a token in" in text) is (family == "zamba2")
+    code = main(["plan", str(tmp_path), "--gpu", "l4", "--kv-cache-dtype", "fp8"])
+    problem = "--kv-cache-dtype: it can only be auto for a model without attention, got fp8"
+    assert (problem in capsys.readouterr().err, code) == (
+        family != "zamba2",
+        2 * (family != "zamba2"),
+    )

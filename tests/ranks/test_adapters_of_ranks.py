@@ -13,7 +13,7 @@ from threading import Event
 
 import pytest
 import torch
-from lora_oracle import ATTENTION, LoraOracle, answer_of, lora_options, run_requests
+from lora_oracle import ATTENTION, MLP, LoraOracle, answer_of, lora_options, run_requests
 from oracle import make_engine
 from ranks_in_threads import make_ranks_engine, torch_threads_restored
 from safetensors.torch import load_file, save_file
@@ -23,6 +23,7 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.lora import numbered
 from paged_backend.values.outputs import SequenceOutput
 
+_MAMBA = [(4, ("in_proj", "out_proj")), (2, ("in_proj",))]
 STEPS = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "max_model_len": 128}
 
 
@@ -54,6 +55,51 @@ def test_tokens_are_those_of_merged_models(
         oracle.folder, **lora_options(oracle, **STEPS), tensor_parallel_size=num_ranks
     )
     oracle.confirm(requests, run_requests(engine, requests))
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "adapters", "layout"),
+    [
+        pytest.param("mamba2", {}, _MAMBA, {"tensor_parallel_size": 2}, id="states of heads"),
+        pytest.param(
+            "granite-hybrid-rope",
+            {
+                "num_hidden_layers": 4,
+                "layer_types": ["linear_attention", "full_attention"] * 2,
+            },
+            [(4, (*ATTENTION, *_MAMBA[0][1])), (2, ("out_proj",))],
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            id="states and attention, in stages of two",
+        ),
+        pytest.param(
+            "kimi-linear",
+            {
+                "linear_num_heads": 4,
+                "num_hidden_layers": 4,
+                "layer_types": ["linear_attention", "full_attention"] * 2,
+                "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            },
+            [(4, (*ATTENTION, *MLP))],
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            id="states, latent attention and shared experts, in stages of two",
+        ),
+    ],
+)
+def test_tokens_of_states_are_those_of_merged_models(
+    family: str,
+    sizes: dict[str, object],
+    adapters: list[tuple[int, tuple[str, ...]]],
+    layout: dict[str, object],
+    tmp_path: Path,
+) -> None:
+    """Prompts come in chunks, and are found again with the states after them."""
+    oracle = LoraOracle(family, tmp_path, adapters, **sizes)
+    requests = oracle.requests(12, 60, 12)
+    options = lora_options(oracle, **STEPS) | {"mamba_block_size": 16}
+    engine = make_ranks_engine(oracle.folder, **options, **layout)
+    for _ in range(2):
+        oracle.confirm(requests, run_requests(engine, requests))
+    assert engine.stats().num_cache_hits > 0
 
 
 @pytest.mark.parametrize(

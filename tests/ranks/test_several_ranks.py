@@ -100,6 +100,10 @@ def test_tokens_are_those_of_one_rank(
         pytest.param("lfm2-bias", _SHORT, [TP2, PP2], id="short convolutions with biases"),
         pytest.param("lfm2-moe", {}, [EP2], id="short convolutions and experts"),
         pytest.param("jamba", {}, [TP2, EP2], id="Mamba with a bias, and experts"),
+        pytest.param("mamba", {}, [TP2, TP2_PP2], id="Mamba without attention"),
+        pytest.param("falcon-mamba", {}, [TP2], id="Mamba with norms that have no weights"),
+        pytest.param("mamba2", {}, [PP2, TP2], id="Mamba-2 without attention"),
+        pytest.param("zamba2", {}, [TP2], id="blocks that layers share"),
         pytest.param("kimi-linear", _FOUR_HEADS, [TP2, EP2], id="gated delta by channels"),
         pytest.param("granite-hybrid-moe", _EVEN_EXPERTS, [TP2, EP2], id="experts beside an MLP"),
         pytest.param("nemotron-h-latent", {}, [TP2, EP2], id="experts of projected rows"),
@@ -267,10 +271,12 @@ def test_models_that_stages_cannot_compute(tmp_path: Path) -> None:
     make_checkpoint("gpt2", tmp_path / "fallback")
     make_encoder("bert", tmp_path / "encoder")
     make_reranker("qwen3", tmp_path / "reranker")
+    make_checkpoint("zamba2", tmp_path / "shared")
     for name, message in (
         ("decoder", "must be at most 2, the number of the model's layers; got 3"),
         ("fallback", "can only be 1 for GPT2LMHeadModel, for which transformers has no plan"),
         ("encoder", "can only be 1 for an encoder; got 3"),
+        ("shared", "can only be 1 for a model with blocks that layers share; got 3"),
         ("reranker", "can only be 1 for a model that scores pairs of texts; got 3"),
     ):
         with pytest.raises(ConfigError, match=f"^option pipeline_parallel_size {message}"):

@@ -14,8 +14,10 @@ from paged_backend.checkpoint.families.granite import granite_hybrid_keys
 from paged_backend.checkpoint.families.kimi import kimi_linear_keys
 from paged_backend.checkpoint.families.lfm2 import lfm2_keys, lfm2_moe_keys
 from paged_backend.checkpoint.families.llama4 import llama4_keys
+from paged_backend.checkpoint.families.mamba import mamba_keys
 from paged_backend.checkpoint.families.nemotron_h import nemotron_h_keys
 from paged_backend.checkpoint.families.recurrent_gemma import recurrent_gemma_keys
+from paged_backend.checkpoint.families.zamba2 import zamba2_keys
 
 _LATENT: dict[str, Any] = {
     "kv_lora_rank": 512,
@@ -48,6 +50,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
     },
+    "FalconMambaForCausalLM": {"rms_norm_eps": 1e-5},
     "Gemma2ForCausalLM": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Glm4ForCausalLM": {"rms_norm_eps": 0.00000015625},
     "Glm4MoeLiteForCausalLM": {
@@ -105,6 +108,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "scale_depth": 1.4,
         "scale_emb": 12,
     },
+    "MambaForCausalLM": {"rms_norm_eps": 1e-5},
+    "Mamba2ForCausalLM": {
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 8,
+        "mamba_n_heads": 128,
+        "rms_norm_eps": 1e-5,
+    },
     "MiniMaxForCausalLM": {
         "num_experts_per_tok": 2,
         "num_key_value_heads": 8,
@@ -130,6 +141,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "Olmo3ForCausalLM": {"rms_norm_eps": 1e-5},
     "OlmoeForCausalLM": {"rms_norm_eps": 1e-5},
     "Phi3ForCausalLM": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    "Zamba2ForCausalLM": {
+        "mamba_d_state": 64,
+        "mamba_n_heads": 8,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    },
 }
 # The rotary embeddings of files that describe none.
 _ROPES: dict[str, dict[str, Any]] = {
@@ -155,13 +172,17 @@ _ROPES: dict[str, dict[str, Any]] = {
 }
 # Families with other names of keys. These functions do not change what they return themselves.
 _USUAL_KEYS: dict[str, Callable[[ConfigFile], ConfigFile]] = {
+    "FalconMambaForCausalLM": mamba_keys,
     "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
     "KimiLinearForCausalLM": kimi_linear_keys,
     "Lfm2ForCausalLM": lfm2_keys,
     "Lfm2MoeForCausalLM": lfm2_moe_keys,
     "Llama4ForCausalLM": llama4_keys,
+    "MambaForCausalLM": mamba_keys,
+    "Mamba2ForCausalLM": mamba_keys,
     "NemotronHForCausalLM": nemotron_h_keys,
     "RecurrentGemmaForCausalLM": recurrent_gemma_keys,
+    "Zamba2ForCausalLM": zamba2_keys,
 }
 _ROPE_KEYS = "rope_parameters", "rope_scaling"
 

@@ -28,6 +28,7 @@ class ActivationKey(NamedTuple):
 
 
 SILU = ActivationKey("hidden_act", ("silu", "swish"))
+GELU = ActivationKey("hidden_act", ("gelu",))
 RELU2 = ActivationKey("mlp_hidden_act", ("relu2",))
 GELU_TANH = ActivationKey(
     "hidden_activation",

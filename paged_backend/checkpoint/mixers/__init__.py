@@ -12,13 +12,19 @@ from paged_backend.checkpoint.mixers.linear_attention import (
     LightningShape,
 )
 from paged_backend.checkpoint.mixers.short_conv import ShortConvShape
-from paged_backend.checkpoint.mixers.state_spaces import Mamba1Shape, Mamba2Shape, RgLruShape
+from paged_backend.checkpoint.mixers.state_spaces import (
+    Mamba1Norms,
+    Mamba1Shape,
+    Mamba2Shape,
+    RgLruShape,
+)
 
 __all__ = [
     "DeltaLayout",
     "DeltaShape",
     "KimiDeltaShape",
     "LightningShape",
+    "Mamba1Norms",
     "Mamba1Shape",
     "Mamba2Shape",
     "RgLruShape",

@@ -5,16 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 from paged_backend.checkpoint.mixers.parts import convolution, decay
 from paged_backend.checkpoint.tensors import Role, TensorSpec, linear_tensors
 
 
+class Mamba1Norms(Enum):
+    """The RMS norms of the row for time steps, and of the vectors B and C."""
+
+    NONE = "none"
+    PLAIN = "plain"  # without weights (Falcon Mamba)
+    WEIGHTED = "weighted"  # with weights (Jamba)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba1Shape:
-    """A state space with a decay for each number of a state, after a short convolution (Jamba).
+    """A state space with a decay for each number of a state, after a short convolution (Mamba).
 
     Attributes:
+        name: the name of the module in a layer.
         hidden_size: size of a row.
         values_size: channels, each with a state.
         state_dim: size of a state.
@@ -22,8 +32,11 @@ class Mamba1Shape:
         width: rows that the convolution sees, its own included.
         bias: whether the first and the last linear layer have biases.
         conv_bias: whether the convolution has.
+        norms: the norms of what `x_proj` computes.
+        norm_eps: epsilon of these norms; None for that of the model.
     """
 
+    name: str = "mamba"
     hidden_size: int
     values_size: int
     state_dim: int
@@ -31,8 +44,8 @@ class Mamba1Shape:
     width: int
     bias: bool
     conv_bias: bool
-
-    name = "mamba"
+    norms: Mamba1Norms = Mamba1Norms.WEIGHTED
+    norm_eps: float | None = None
 
     @property
     def kept_numbers(self) -> tuple[int, int]:
@@ -40,10 +53,16 @@ class Mamba1Shape:
         return self.values_size * (self.width - 1), self.values_size * self.state_dim
 
     @property
-    def norms(self) -> dict[str, int]:
-        """The sizes of the norms of what `x_proj` computes, by names in the checkpoint."""
-        state = self.state_dim
-        return {"dt_layernorm": self.rank, "b_layernorm": state, "c_layernorm": state}
+    def parts(self) -> tuple[int, int, int]:
+        """The sizes of what `x_proj` computes: the row for time steps, B and C."""
+        return self.rank, self.state_dim, self.state_dim
+
+    @property
+    def norm_weights(self) -> dict[str, int]:
+        """The sizes of the weights of norms, by the checkpoint's names of the norms."""
+        if self.norms is not Mamba1Norms.WEIGHTED:
+            return {}
+        return dict(zip(("dt_layernorm", "b_layernorm", "c_layernorm"), self.parts, strict=True))
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield the tensors of the module, by name in it."""
@@ -53,12 +72,12 @@ class Mamba1Shape:
         yield "conv1d.weight", convolution(inner, self.width)
         if self.conv_bias:
             yield "conv1d.bias", TensorSpec((inner,), Role.BIAS, shard=0)
-        yield "x_proj.weight", TensorSpec((sum(self.norms.values()), inner), Role.ROUTER, shard=1)
+        yield "x_proj.weight", TensorSpec((sum(self.parts), inner), Role.ROUTER, shard=1)
         yield "dt_proj.weight", TensorSpec((inner, self.rank), Role.ROUTER, shard=0)
         yield "dt_proj.bias", decay(inner)
         yield "A_log", decay(inner, self.state_dim)
         yield "D", decay(inner)
-        for name, size in self.norms.items():
+        for name, size in self.norm_weights.items():
             yield f"{name}.weight", TensorSpec((size,), Role.NORM)
 
 
@@ -82,6 +101,7 @@ class Mamba2Shape:
         norm_before_gate: whether the norm is computed before the gates multiply.
         factors: factors on the gates, values, B, C and time steps of the first linear layer; empty
             for none.
+        norm_eps: epsilon of this norm; None for that of the model.
         divided_norm: each rank has a part of the only group, which has one norm.
     """
 
@@ -99,6 +119,7 @@ class Mamba2Shape:
     normed: bool = True
     norm_before_gate: bool = False
     factors: tuple[float, ...] = ()
+    norm_eps: float | None = None
     divided_norm: bool = False
 
     @property

@@ -30,6 +30,7 @@ from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
 from paged_backend.platforms.cpu.split_linear import SplitLinear
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
+from paged_backend.platforms.portable.no_attention import NoAttention
 from paged_backend.platforms.portable.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
@@ -79,6 +80,8 @@ class CpuPlatform(TorchPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        if not spec.keeps_tokens:
+            return NoAttention()
         if spec.is_latent:
             return CpuLatentAttention(spec, num_blocks)
         return CpuAttention(spec, num_blocks)
@@ -98,6 +101,7 @@ class CpuPlatform(TorchPlatform):
             ConfigError: the memory does not hold the pool. It is taken only as blocks are filled.
         """
         available, needed = available_bytes(), num_blocks * spec.bytes_per_block
+        needed += 0 if spec.states is None else spec.states.num_bytes
         if available is not None and needed > available:
             raise ConfigError(
                 f"option kv_cache_memory_bytes must be at most {available}, the bytes of memory "
@@ -143,6 +147,8 @@ class BFloat16Platform(CpuPlatform):
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        if not spec.keeps_tokens:
+            return NoAttention()
         if spec.is_latent:
             return CpuLatentAttention(spec, num_blocks)
         amx = self._amx and spec.dtype == torch.bfloat16 and amx_attention.fits(spec)

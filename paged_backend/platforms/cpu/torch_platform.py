@@ -30,6 +30,7 @@ from paged_backend.platforms.portable.experts import TorchExperts, swiglu_of_row
 from paged_backend.platforms.portable.int8_linear import TorchInt8Linear
 from paged_backend.platforms.portable.latent import TorchLatentAttention
 from paged_backend.platforms.portable.linear import RowwiseLinear, TorchLinear
+from paged_backend.platforms.portable.no_attention import NoAttention
 from paged_backend.platforms.portable.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
@@ -91,6 +92,8 @@ class TorchPlatform:
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        if not spec.keeps_tokens:
+            return NoAttention()
         kind = TorchLatentAttention if spec.is_latent else TorchAttention
         return kind(spec, num_blocks, self.device)
 

@@ -32,6 +32,7 @@ from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.quantized_linear import quantized_product, weight_forms
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.portable.encoder_runner import EncoderRunner
+from paged_backend.platforms.portable.no_attention import NoAttention
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.values.config import EngineConfig
@@ -100,6 +101,8 @@ class GpuPlatform:
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        if not spec.keeps_tokens:
+            return NoAttention()
         kind = TritonLatentAttention if spec.is_latent else TritonAttention
         return kind(spec, num_blocks, self._transfer)
 

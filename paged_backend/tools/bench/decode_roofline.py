@@ -1,8 +1,9 @@
 """The roofline of a decode step: the minimum time that memory and arithmetic of a device allow.
 
-A decode step must read each weight once, multiply by it once for each sequence, and read the keys
-and values of each sequence. The roofline is the longer of the first two times plus the third: a
-layer's matrix products and its attention run one after the other. Quantized weights, keys and
+A decode step must read each weight once, multiply by it once for each sequence, read the keys and
+values of each sequence, and read and write its states. The roofline is the longer of the first two
+times plus the last two: a layer's matrix products and its attention run one after the other. A
+block of weights that several layers use counts once for each of them. Quantized weights, keys and
 values count with the bytes that they are stored in.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from paged_backend.checkpoint.decoder_tensors import num_read_again
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.tensors import Role
@@ -45,15 +47,20 @@ class DecodeRoofline:
         weights = tensors_of(config).values()
         skipped = sum(spec.num_elements for spec in weights if spec.role in looked_up)
         self._num_read = sum(spec.num_elements for spec in weights) - skipped
+        again = num_read_again(config)
+        self._num_read += again
         self._num_experts = sum(spec.num_elements for spec in weights if spec.role is Role.EXPERT)
         if held_bytes is None:
             self.weight_bytes = self._num_read * dtype.itemsize
         else:  # embeddings that are looked up are not quantized
-            self.weight_bytes = held_bytes - skipped * dtype.itemsize
+            held = held_bytes - skipped * dtype.itemsize
+            self.weight_bytes = round(held * self._num_read / (self._num_read - again))
         kept = sum(config.kept_of(layer).numbers for layer in config.keeping_layers)
         if kv_bytes_per_token is None:
             kv_bytes_per_token = kept * dtype.itemsize
         self.kv_bytes_per_token = kv_bytes_per_token
+        kept_by_states = (mixer.kept_numbers for mixer in config.variant.state_mixers if mixer)
+        self.state_bytes = sum(own * dtype.itemsize + 4 * exact for own, exact in kept_by_states)
         self.bytes_per_s = bytes_per_s
         self.flops_per_s = flops_per_s
         self._moe = config.moe
@@ -67,7 +74,8 @@ class DecodeRoofline:
         """The minimum time with `kv_tokens` tokens in total; a layer reads at most its window."""
         length = kv_tokens / batch_size
         read = sum(share * num_visible(length, window) for share, window in self._layers)
-        attention = batch_size * read * self.kv_bytes_per_token / self.bytes_per_s
+        moved = read * self.kv_bytes_per_token + 2 * self.state_bytes
+        attention = batch_size * moved / self.bytes_per_s
         reading = self.weight_bytes * self._share_used(batch_size) / self.bytes_per_s
         flops = 2 * batch_size * self._num_read * self._share_used(1)
         return max(reading, flops / self.flops_per_s) + attention

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.mixer_shares import divide_mixers
+from paged_backend.checkpoint.mixers import StateMixer
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.stages import Stage
+from paged_backend.checkpoint.tensors import Role
 from paged_backend.tools.plan.gpus import MIB, Gpu
 from paged_backend.tools.plan.groups import Group
 from paged_backend.tools.plan.number_types import KvType, WeightType
@@ -17,6 +19,8 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
+    StateLayout,
+    num_empty_blocks,
     num_state_slots,
 )
 from paged_backend.values.options.scheduling import StepLimits
@@ -35,6 +39,7 @@ class Memory:
     weight_bytes: int
     step_bytes: int  # an estimate; the engine measures it when it starts
     pool_bytes: int
+    state_bytes: int  # slots for states of sequences
     num_blocks: int  # available to sequences
     layout: KVCacheLayout
 
@@ -44,8 +49,13 @@ class Memory:
         return self.num_blocks // self.layout.num_groups * self.layout.block_size
 
     def num_sequences(self, num_tokens: int) -> int:
-        """How many sequences of `num_tokens` tokens fit at once."""
+        """Return the number of sequences of `num_tokens` tokens that fit at once."""
         return self.layout.num_sequences(self.num_blocks, num_tokens)
+
+    def limited(self, num_sequences: int) -> int:
+        """Return a number of sequences, or less if there are fewer slots for their states."""
+        states = self.layout.states
+        return num_sequences if states is None else min(num_sequences, states.num_sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +79,25 @@ class MemoryPlanner:
         pool = max(0, usable - CONTEXT_BYTES - weights - step)
         sizes = KvSizes.of(self.shape, self.kv, group.tensor)
         groups = sizes.groups(self.max_model_len)
-        blocks, left = math.inf, pool
-        for stage, states in self._bytes_of_states(group, pool):
-            block_bytes = sizes.block_bytes(self._groups_of_stage(sizes, stage), self.block_size)
-            blocks = min(blocks, max(0, (pool - states) // block_bytes - _NULL_BLOCKS))
-            left = min(left, pool - states)
+        slots, slot_bytes = self._slots_of_states(group, pool)
         layout = KVCacheLayout(
             self.block_size,
             self.limits.max_num_batched_tokens,
             tuple(group.window for group in groups),
+            StateLayout(slots, 0) if self.shape.variant.state_mixers else None,
         )
-        return Memory(group, group.num_gpus, weights, step, left, int(blocks), layout)
+        blocks, left = math.inf, pool
+        for stage, size in slot_bytes.items():
+            room = pool - slots * size
+            left = min(left, room)
+            block_bytes = sizes.block_bytes(self._groups_of_stage(sizes, stage), self.block_size)
+            if block_bytes:
+                blocks = min(blocks, max(0, room // block_bytes - _NULL_BLOCKS))
+        if not sizes.layers:
+            blocks = num_empty_blocks(layout, slots, self.max_model_len) - _NULL_BLOCKS
+            left = 0
+        states = slots * max(slot_bytes.values())
+        return Memory(group, group.num_gpus, weights, step, left, states, int(blocks), layout)
 
     def least(self, groups: Iterable[Group], num_tokens: int, num_sequences: int) -> Memory | None:
         """Divide the memory of the first group that fits `num_sequences` sequences at once.
@@ -101,19 +119,20 @@ class MemoryPlanner:
         count = sum(number in stage.layers for number in numbers)
         return sizes.groups(self.max_model_len, range(first, first + count))
 
-    def _bytes_of_states(self, group: Group, pool: int) -> Iterator[tuple[Stage, int]]:
-        """Yield each stage, with the bytes of its slots for states of sequences on each GPU.
+    def _slots_of_states(self, group: Group, pool: int) -> tuple[int, dict[Stage, int]]:
+        """Return the number of slots for states of sequences, and the bytes of a slot on each GPU.
 
-        All stages have the same number of slots.
+        All stages have the same number of slots. The bytes differ.
         """
         slots = {
             stage: state_bytes(self.shape, self.weights, group.tensor, stage)
             for stage in group.stages(self.shape.num_layers)
         }
-        largest = max(slots.values())
-        count = largest and num_state_slots(pool, largest, self.limits.max_num_seqs)
-        for stage, size in slots.items():
-            yield stage, count * size
+        largest, alone = max(slots.values()), not self.shape.attention_layers
+        if not largest:
+            return 0, slots
+        seqs = self.limits.max_num_seqs
+        return num_state_slots(pool, largest, seqs, alone=alone), slots
 
     def _weight_bytes(self, group: Group) -> int:
         """Bytes of weights on each GPU of the largest stage."""
@@ -136,12 +155,15 @@ class MemoryPlanner:
         """Bytes of the largest step's activations and logits, twice: CUDA graphs keep their own.
 
         A token needs its residual, the normalized copy, the attention output, queries, keys and
-        values, and in the MLP the two halves and their product. A sequence needs its logits in
+        values, or what a layer with a state computes in their place, and in the MLP the two halves
+        and their product. A sequence needs its logits in
         float32 and a copy that is sorted or masked.
         """
         shape = self.shape
-        attention = sum(_step_numbers(shape))
-        inner = max(shape.sizes_of(layer).intermediate_size for layer in range(shape.num_layers))
+        attention = sum(_step_numbers(shape)) if shape.attention_layers else 0
+        attention = max([attention, *map(_numbers_of_state, set(shape.variant.state_mixers))])
+        sizes = map(shape.sizes_of, _layers_with_mlps(shape))
+        inner = max((each.intermediate_size for each in sizes), default=0)
         numbers = 2 * shape.hidden_size + attention + 3 * inner
         tokens = self.limits.max_num_batched_tokens * numbers * self.weights.rest_bits // 8
         return 2 * (tokens + self.limits.max_num_seqs * shape.vocab_size * 4 * 2)
@@ -159,13 +181,30 @@ def _step_numbers(shape: ModelShape) -> tuple[int, int]:
     return results, queries + (latent.query_rank or 0) + 2 * latent.row_size
 
 
+def _layers_with_mlps(shape: ModelShape) -> list[int]:
+    variant, layers = shape.variant, range(shape.num_layers)
+    if variant.shared_blocks is not None:
+        return list(variant.shared_blocks.layers)
+    return [layer for layer in layers if variant.has_mlp(layer)]
+
+
+def _numbers_of_state(mixer: StateMixer | None) -> int:
+    """The numbers of a token that the products of a layer with a state read and write."""
+    if mixer is None:
+        return 0
+    sizes = (spec.shape for _, spec in mixer.tensors() if spec.role is Role.LINEAR)
+    return mixer.values_size + sum(outputs for outputs, _ in sizes)
+
+
 def group_sizes(shape: ModelShape) -> Iterator[int]:
     """The numbers of GPUs that can share the heads, and states, evenly, in ascending order."""
     layers = range(shape.num_layers)
     heads = {shape.num_kv_heads, *(shape.sizes_of(layer).num_kv_heads for layer in layers)}
+    has_attention = bool(shape.attention_layers)
     for number in range(1, MAX_GPUS + 1):
         divides = all(count % number == 0 or number % count == 0 for count in heads)
-        if shape.num_heads % number == 0 and divides and _divides_states(shape, number):
+        divides &= shape.num_heads % number == 0
+        if (divides or not has_attention) and _divides_states(shape, number):
             yield number
 
 

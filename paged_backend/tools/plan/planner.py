@@ -21,7 +21,7 @@ from paged_backend.tools.plan.number_types import KV_TYPES, WEIGHT_TYPES, kv_typ
 from paged_backend.tools.plan.options import PlanOptions, refuse
 from paged_backend.tools.plan.prices import cost_per_million
 from paged_backend.tools.plan.roofline import Roofline, StepRoofline
-from paged_backend.tools.plan.sizes import KvSizes, Parameters, count_parameters
+from paged_backend.tools.plan.sizes import KvSizes, Parameters, count_parameters, state_bytes
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.options.scheduling import GPU_LIMITS, StepLimits
 from paged_backend.values.windows import Chunks
@@ -46,6 +46,7 @@ class ModelFacts:
     kv_bytes_of_context: int
     kv_bytes_seen: int  # part of these that the last token attends to; less with windows
     kv_block_bytes: int
+    state_bytes: int  # size of a sequence's state in all layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,9 @@ class Planner:
         if options.kv_cache_dtype != "auto":
             kv_dtype = options.kv_cache_dtype
         self._kv = KV_TYPES[kv_dtype]
+        if not self._shape.attention_layers and options.kv_cache_dtype != "auto":
+            problem = f"it can only be auto for a model without attention, got {kv_dtype}"
+            raise refuse("kv_cache_dtype", problem)
         if self._shape.variant.latent is not None and self._kv.bits == 8:
             problem = f"latent attention has no 8-bit KV cache, got {kv_dtype}"
             raise refuse("kv_cache_dtype", problem)
@@ -257,6 +261,7 @@ class Planner:
             kv_bytes_of_context=kv.bytes_per_token * context,
             kv_bytes_seen=round(kv.bytes_seen(context)),
             kv_block_bytes=kv.block_bytes(kv.groups(context), self._engine.block_size),
+            state_bytes=state_bytes(self._shape, self._weights),
         )
 
     def _memory(self, gpu: Gpu) -> Memory | str:
@@ -315,13 +320,13 @@ class Planner:
     def _naive(self, memory: Memory) -> Reservation:
         context = self.assumptions.context
         waste = 1 - self.assumptions.mean_held / context
-        return Reservation(context, waste, memory.num_slots // context)
+        return Reservation(context, waste, memory.limited(memory.num_slots // context))
 
     def _paged(self, memory: Memory) -> Reservation:
         slots = self._lengths.mean_slots(memory.layout.block_size)
         waste = 1 - self.assumptions.mean_held / slots
         sequences = int(memory.num_blocks / self._lengths.mean_blocks(memory.layout))
-        return Reservation(slots, waste, sequences)
+        return Reservation(slots, waste, memory.limited(sequences))
 
     def _length_rows(self, memory: Memory, roofline: Roofline) -> list[LengthRow]:
         context = self.assumptions.context
@@ -362,6 +367,8 @@ class Planner:
 
 def _attention(shape: ModelShape) -> str:
     """The kind of attention (MHA, MQA, GQA or MLA), and its windows or chunks if there are any."""
+    if not shape.attention_layers:
+        return f"none, a state per sequence in {shape.num_layers} of {shape.num_layers} layers"
     if shape.variant.latent is not None:
         kind = "MLA"
     elif shape.num_kv_heads == shape.num_heads:

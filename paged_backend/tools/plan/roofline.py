@@ -1,13 +1,14 @@
 """The minimum time of a step on given GPUs, from the bytes to read and the operations to compute.
 
-The roofline ignores launches, the host, and the latency of links between GPUs. Real steps are
-slower; `paged-backend bench` measures by how much.
+The roofline ignores launches, the host, the arithmetic of states, and the latency of links between
+GPUs. Real steps are slower; `paged-backend bench` measures by how much.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paged_backend.checkpoint.decoder_tensors import num_read_again
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.tools.plan.gpus import Gpu
 from paged_backend.tools.plan.groups import Group, Links
@@ -18,6 +19,7 @@ from paged_backend.tools.plan.sizes import (
     count_parameters,
     prompt_attention_flops,
     share_of_experts,
+    state_bytes,
 )
 
 
@@ -66,21 +68,25 @@ class Roofline:
         self._group = group
         self._links = Links(gpu.link_gb_s * 1e9, network_bytes_per_s)
         self._kv = KvSizes.of(shape, kv, group.tensor)
+        self._state_bytes = state_bytes(shape, weights, group.tensor)
         self._bytes_per_s = gpu.bytes_per_s
-        self._linear = parameters.linear + parameters.experts * share_of_experts(shape, 1)
+        self._read_again = num_read_again(shape)
+        linear = parameters.linear + self._read_again
+        self._linear = linear + parameters.experts * share_of_experts(shape, 1)
         self._head = parameters.head or parameters.embedding
         self._linear_rate = gpu.flops_per_s(weights.compute) * group.tensor
         self._rest_rate = gpu.flops_per_s(weights.rest_compute) * group.tensor
 
     def decode(self, batch_size: float, num_tokens: float) -> StepRoofline:
         """A decode step of `batch_size` sequences that hold `num_tokens` tokens each."""
-        read = batch_size * self._kv.bytes_seen(num_tokens)
+        # A state is read and written.
+        read = batch_size * (self._kv.bytes_seen(num_tokens) + 2 * self._state_bytes)
         attention = batch_size * attention_flops(self._shape, num_tokens)
         return self._step(batch_size, batch_size, read, attention)
 
     def prefill(self, num_tokens: int) -> StepRoofline:
         """A step that computes one whole prompt; only its last token enters the output layer."""
-        written = self._kv.bytes_per_token * num_tokens
+        written = self._kv.bytes_per_token * num_tokens + self._state_bytes
         attention = prompt_attention_flops(self._shape, num_tokens)
         return self._step(num_tokens, 1, written, attention)
 
@@ -99,7 +105,7 @@ class Roofline:
         Args:
             num_tokens: tokens that it computes.
             num_outputs: tokens that enter the output layer.
-            kv_bytes: keys and values that each GPU reads or writes.
+            kv_bytes: keys, values and states that each GPU reads or writes.
             attention: operations of attention in all layers of the model.
         """
         memory_s = (self._weight_bytes(num_tokens) + kv_bytes) / self._bytes_per_s
@@ -119,4 +125,5 @@ class Roofline:
     def _weight_bytes(self, num_tokens: float) -> float:
         """Bytes of weights that each GPU reads for some tokens, one GPU of each stage together."""
         share = share_of_experts(self._shape, num_tokens)
-        return self._parameters.bytes_of_step(self._weights, share) / self._group.tensor
+        again = self._read_again * self._weights.bits / 8
+        return (self._parameters.bytes_of_step(self._weights, share) + again) / self._group.tensor

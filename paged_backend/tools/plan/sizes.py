@@ -13,6 +13,7 @@ from paged_backend.checkpoint.stages import Stage
 from paged_backend.checkpoint.tensors import Role
 from paged_backend.tools.plan.number_types import KvType, WeightType
 from paged_backend.values.kv_cache_groups import (
+    NO_LAYERS,
     KVCacheGroup,
     KVSizes,
     group_layers,
@@ -116,6 +117,8 @@ class KvSizes:
             max_model_len: tokens of the longest sequence.
             stage: the places of the layers of one of several stages; None for all.
         """
+        if not self.layers:
+            return NO_LAYERS
         if stage is None:
             return group_layers(self.windows, max_model_len, self.kept)
         return group_layers_of_stage(self.windows, max_model_len, stage, self.kept)
@@ -132,7 +135,7 @@ class KvSizes:
 def state_bytes(
     shape: ModelShape, weights: WeightType, num_gpus: int = 1, stage: Stage | None = None
 ) -> int:
-    """The bytes of the state of a sequence, which some layers keep in place of keys and values.
+    """Return the bytes of a sequence's state, which layers keep in place of keys and values.
 
     Args:
         shape: the model.

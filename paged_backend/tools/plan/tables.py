@@ -8,6 +8,7 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.tools.plan.memory import CONTEXT_BYTES
 from paged_backend.tools.plan.planner import Capacity, GpuPlan, Plan
 from paged_backend.tools.plan.roofline import StepRoofline
@@ -21,7 +22,9 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_model(plan))
     console.print(_memory(plan))
     if any(gpu.capacity for gpu in plan.gpus):
-        for table in (_reservations(plan), _decode(plan), _prefill(plan), _service(plan)):
+        if plan.model.kv_bytes_per_token:
+            console.print(_reservations(plan))
+        for table in (_decode(plan), _prefill(plan), _service(plan)):
             console.print(table)
     for gpu in plan.gpus:
         if gpu.capacity and gpu.capacity.measured:
@@ -33,18 +36,15 @@ def print_plan(plan: Plan, console: Console) -> None:
 def _model(plan: Plan) -> Table:
     model, shape, known = plan.model, plan.model.shape, plan.assumptions
     table = Table("Model", model.config, title_justify="left")
-    sizes = dict.fromkeys(map(shape.kept_of, shape.attention_layers))
-    first, *others = [(each.num_heads, each.key_dim) for each in sizes]
-    kept = f"{first[0]} key-value heads of {first[1]}"
-    kept += "".join(f", or {count} of {size}" for count, size in others)
-    if shape.variant.latent is not None:
-        kept = f"a row of {shape.variant.latent.row_size} numbers for all of them"
-    joined = " heads, " if shape.variant.latent is not None else " and "
-    heads = f"{shape.num_heads} query{joined}{kept}"
-    table.add_row("attention", f"{model.attention}; {shape.num_layers} layers, {heads}")
+    heads = f", {_heads(shape)}" if shape.attention_layers else ""
+    table.add_row("attention", f"{model.attention}; {shape.num_layers} layers{heads}")
     count = model.num_parameters
     table.add_row("parameters", f"{count:,} ({_scaled(count, 1000, ('', 'k', 'M', 'B'))})")
     table.add_row("weights", f"{_bytes(model.weight_bytes)} in {model.dtype}")
+    if model.state_bytes:
+        table.add_row("state", f"{_bytes(model.state_bytes)} a sequence")
+    if not shape.attention_layers:
+        return table
     per_token = f"{_bytes(model.kv_bytes_per_token)} a token in {model.kv_cache_dtype}"
     of_context = f"{_bytes(model.kv_bytes_of_context)} at {known.context:,} tokens"
     if model.kv_bytes_seen < model.kv_bytes_of_context:
@@ -57,6 +57,17 @@ def _model(plan: Plan) -> Table:
     return table
 
 
+def _heads(shape: ModelShape) -> str:
+    sizes = dict.fromkeys(map(shape.kept_of, shape.attention_layers))
+    first, *others = [(each.num_heads, each.key_dim) for each in sizes]
+    kept = f"{first[0]} key-value heads of {first[1]}"
+    kept += "".join(f", or {count} of {size}" for count, size in others)
+    if shape.variant.latent is not None:
+        kept = f"a row of {shape.variant.latent.row_size} numbers for all of them"
+    joined = " heads, " if shape.variant.latent is not None else " and "
+    return f"{shape.num_heads} query{joined}{kept}"
+
+
 def _memory(plan: Plan) -> Table:
     table = _Table(plan, "Memory of each GPU, and what fits")
     table.row("GPUs needed", lambda c: str(c.memory.num_gpus))
@@ -66,10 +77,13 @@ def _memory(plan: Plan) -> Table:
     table.rows.add_row("memory", *(_bytes(gpu.gpu.memory_bytes) for gpu in plan.gpus))
     table.row("weights", lambda c: _bytes(c.memory.weight_bytes))
     table.row("largest step, estimated", lambda c: _bytes(c.memory.step_bytes))
-    table.row("KV blocks", lambda c: _bytes(c.memory.pool_bytes))
-    table.rows.add_section()
-    table.row("blocks", lambda c: f"{c.memory.num_blocks:,}")
-    table.row("tokens in them", lambda c: f"{c.memory.num_slots:,}")
+    if plan.model.state_bytes:
+        table.row("states", lambda c: _bytes(c.memory.state_bytes))
+    if plan.model.kv_bytes_per_token:
+        table.row("KV blocks", lambda c: _bytes(c.memory.pool_bytes))
+        table.rows.add_section()
+        table.row("blocks", lambda c: f"{c.memory.num_blocks:,}")
+        table.row("tokens in them", lambda c: f"{c.memory.num_slots:,}")
     names = [f"sequences of {length:,}" for length in _lengths(plan)]
     table.each(names, lambda c, index: f"{c.lengths[index].sequences:,}")
     return table.rows
