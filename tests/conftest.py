@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:  # a machine with a GPU has neither of their packages
     from demo_server import Server
     from paged_client import Client
+    from xdist.scheduler import Scheduling
 
 for folder in ("", "core", "faults", "grammar", "process", "ranks"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
@@ -68,6 +69,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = left_out(items)
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    """Divide tests by files such that those with a common server come to one process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from shared_servers import SharedServerScheduling
+
+    return SharedServerScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -108,10 +108,15 @@ class Driver:
 
 @contextlib.contextmanager
 def _short_collections() -> Iterator[None]:
-    """Freeze existing objects, so that garbage collection does not scan the workload mid-run."""
+    """Freeze existing objects, so that garbage collection does not scan the workload mid-run.
+
+    Where objects were frozen before, those of this run stay frozen with them.
+    """
+    was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()

@@ -291,7 +291,7 @@ def test_a_server_that_dies_in_mid_run(backend, tmp_path):
             url = stack.enter_context(GatewayProcess(listener, server.grpc_url)).address
         argv = [*command("serve", url, backend, path), "--max-concurrency", "8"]
         run = stack.enter_context(started(argv))
-        wait_for_tokens(server, 1600)
+        wait_for_tokens(server, 640)
         server.kill()
         out, err = run.communicate(timeout=120)
     assert run.returncode == 2
