@@ -519,7 +519,6 @@ def _attention() -> tuple[Case, ...]:
             make(_LLAMA_8B, note="window", window=4096),
             make(_LLAMA_8B, note="softcap", softcap=50.0),
             make(_LLAMA_8B, note="sinks", sinks=_empty(_LLAMA_8B.heads, dtype=_FP32)),
-            make(_LLAMA_8B, note="ALiBi", alibi_slopes=_empty(_LLAMA_8B.heads, dtype=_FP32)),
         ]
     return tuple(cases)
 
