@@ -96,7 +96,7 @@ is still there. On a GPU in 16 bits, Mamba-2, lightning attention and the delta 
 for each head compute prompts in chunks of 64 tokens. The other layers compute them token by token,
 and so do all in float32, which takes long. Neither has been measured. Ranks divide states like
 heads ([parallel.md](parallel.md#models)). After a wrong guess, a step repeats the right ones
-([speculation.md](speculation.md#models-with-states)). Draft models are refused for these models.
+([speculation.md](speculation.md#models-with-states)). A hybrid cannot be a draft model.
 
 Mamba, Falcon Mamba and Mamba-2 only have such layers. States may then take all of the cache's
 memory. Blocks still count tokens for the prefix cache, but take no memory, so that there are enough

@@ -33,7 +33,7 @@ ALIKE = (
 )
 EVERYWHERE = ("decode", "prefill", "shared prefix")
 """Operations whose kernels are compiled for all architectures here, others for one of them."""
-ALIKE_ELSEWHERE = ("window", "chunks", "softcap", "sinks", "ALiBi", "Qwen2", "Phi-2", " cache")
+ALIKE_ELSEWHERE = ("window", "chunks", "softcap", "sinks", "Qwen2", "Phi-2", " cache")
 """Cases that differ from another in the scores, the number of heads or the cache's dtype only:
 compiled for one."""
 

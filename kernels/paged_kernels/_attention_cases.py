@@ -253,7 +253,6 @@ def _attention() -> tuple[Case, ...]:
             make(_LLAMA_8B, note="chunks", window=Chunks(8192)),
             make(_LLAMA_8B, note="softcap", softcap=50.0),
             make(_LLAMA_8B, note="sinks", sinks=empty(_LLAMA_8B.heads, dtype=FP32)),
-            make(_LLAMA_8B, note="ALiBi", alibi_slopes=empty(_LLAMA_8B.heads, dtype=FP32)),
         ]
     return tuple(cases)
 

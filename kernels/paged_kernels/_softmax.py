@@ -68,20 +68,17 @@ def _load_scales(scales_ptr, offsets, visible, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _score(q, k, scale, softcap, slopes, distance):
+def _score(q, k, scale, softcap):
     """Return scores [rows, TILE] times log2(e).
 
     `scale`, a number or one for each key [1, TILE], includes that factor unless there is a
-    `softcap`; `distance` is the key's position minus
-    the query's, at most 0 for visible keys. `softcap` and `slopes` may be None.
+    `softcap`, which may be None.
     """
     s = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
     if softcap is not None:
         # tanh by one exponential: if it overflows to infinity, the quotient is still right.
         s = softcap * (1.0 - 2.0 / (tl.exp2(s * (2.0 / softcap * LOG2E)) + 1.0))
         s *= LOG2E
-    if slopes is not None:
-        s += slopes[:, None] * (distance * LOG2E)
     return s
 
 
@@ -116,7 +113,6 @@ def attend_tiles(
     position,
     scale,
     softcap,
-    slopes,
     highest,
     total,
     acc,
@@ -162,9 +158,9 @@ def attend_tiles(
             v_scales = _load_scales(v_scales_ptr, at, visible, MASKED) * VALUE_FACTOR
             factor = (k_scales * scale)[None, :]
         blocks = _load_block_ids(table_ptr, keys + TILE, num_keys, BLOCK_SIZE)
-        distance = keys[None, :] - position[:, None]
-        s = _score(q, k, factor, softcap, slopes, distance)
+        s = _score(q, k, factor, softcap)
         if MASKED:
+            distance = keys[None, :] - position[:, None]
             seen = distance <= 0
             if CHUNKED:
                 seen = seen & (keys[None, :] >= first_visible(position, WINDOW, True)[:, None])

@@ -14,13 +14,12 @@ from paged_kernels.windows import Window, WindowConstants
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """Scale, window, cap and biases of the scores, and the scales of a quantized cache."""
+    """Scale, window, cap and sinks of the scores, and the scales of a quantized cache."""
 
     scale: float  # factor on the dot products
     window: Window | None = None  # positions that a token sees; None for all up to its own
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     sinks: Tensor | None = None  # [num_heads] float32, score of an extra key without a value
-    alibi_slopes: Tensor | None = None  # [num_heads] float32, times (key - query position)
     k_scale: Tensor | None = None  # [num_kv_heads] float32; key = stored key * scale
     v_scale: Tensor | None = None  # [num_kv_heads] float32; value = stored value * scale
     # [num_blocks, 2, num_kv_heads, block_size] float32 instead: a scale for each token and head,
@@ -39,9 +38,8 @@ class AttentionParams:
         check(size is None or size >= 1, "window", f"must be at least 1, got {size}")
         if self.softcap is not None:
             check(0 < self.softcap < 1e30, "softcap", f"must be above 0, got {self.softcap}")
-        for name, tensor in (("sinks", self.sinks), ("alibi_slopes", self.alibi_slopes)):
-            if tensor is not None:
-                check_tensor(name, tensor, (heads,), torch.float32, like=q)
+        if self.sinks is not None:
+            check_tensor("sinks", self.sinks, (heads,), torch.float32, like=q)
         check_scales(kv_cache, self.k_scale, self.v_scale, self.kv_scales)
 
     def without_sinks(self) -> AttentionParams:

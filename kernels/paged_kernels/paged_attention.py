@@ -163,7 +163,7 @@ def cascade_decode(
     Args:
         q: [num_seqs, num_heads, head_dim], one query for each sequence.
         kv_cache: as for :func:`paged_attention`.
-        params: options without a window or ALiBi.
+        params: options without a window.
         plan: plan from :func:`plan_cascade` with the same shapes.
         out: like `q`, contiguous, filled and returned.
 
@@ -172,7 +172,6 @@ def cascade_decode(
     """
     check_q(q)
     check(params.window is None, "window", "does not go with shared blocks")
-    check(params.alibi_slopes is None, "alibi_slopes", "does not go with shared blocks")
     shared_lse, own_lse = (
         torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) for _ in range(2)
     )

@@ -135,7 +135,7 @@ def paged_decode(
     Args:
         q: [num_seqs * num_queries, num_heads, head_dim] bf16, fp16 or fp32, each head
             contiguous. With several queries per sequence, each one sees all keys, as for a prefix
-            that sequences share; such calls accept neither a window nor ALiBi.
+            that sequences share; such calls accept no window.
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the dtype of `q`, fp8
             or int8 (with scales in `params`).
         block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block
@@ -158,7 +158,6 @@ def paged_decode(
     shape = _DecodeShape.of(q, kv_cache, num_seqs, has_lse=lse is not None)
     if shape.num_queries > 1:
         check(params.window is None, "window", "does not go with several queries of a sequence")
-        check(params.alibi_slopes is None, "alibi_slopes", "does not go with several queries")
     if plan is None:
         has_lse = lse is not None
         plan = plan_decode(q, kv_cache, seq_lens, window=params.window, has_lse=has_lse)
@@ -201,7 +200,6 @@ def _launch(
         partial,
         partial_lse,
         params.sinks,
-        params.alibi_slopes,
         params.k_scale,
         params.v_scale,
         params.kv_scales,
@@ -248,7 +246,6 @@ def _split_kernel(
     partial_ptr,
     partial_lse_ptr,
     sinks_ptr,
-    slopes_ptr,
     k_scale_ptr,
     v_scale_ptr,
     kv_scales_ptr,
@@ -313,9 +310,6 @@ def _split_kernel(
     )
     if k_scale_ptr is not None:
         scale *= tl.load(k_scale_ptr + kv_head)
-    slopes = None
-    if slopes_ptr is not None:
-        slopes = tl.load(slopes_ptr + head, mask=real, other=0.0)
     num_keys = tl.load(seq_lens_ptr + seq)
     first_key = 0
     if WINDOW is not None:
@@ -339,17 +333,17 @@ def _split_kernel(
         whole = tl.minimum(tl.maximum(begin, tl.cdiv(first_key, TILE) * TILE), full)
         highest, total, acc = attend_tiles(
             q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, first_key, end, position,
-            scale, softcap, slopes, highest, total, acc,
+            scale, softcap, highest, total, acc,
             KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, True,
         )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, first_key, end, position,
-        scale, softcap, slopes, highest, total, acc,
+        scale, softcap, highest, total, acc,
         KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, False,
     )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, first_key, end, position,
-        scale, softcap, slopes, highest, total, acc,
+        scale, softcap, highest, total, acc,
         KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, True,
     )  # fmt: skip
 

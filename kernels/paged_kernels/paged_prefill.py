@@ -242,7 +242,6 @@ def _launch(
         out,
         lse,
         params.sinks,
-        params.alibi_slopes,
         params.k_scale,
         params.v_scale,
         params.kv_scales,
@@ -330,7 +329,6 @@ def _prefill_kernel(
     out_ptr,
     lse_ptr,
     sinks_ptr,
-    slopes_ptr,
     k_scale_ptr,
     v_scale_ptr,
     kv_scales_ptr,
@@ -398,9 +396,6 @@ def _prefill_kernel(
     )
     if k_scale_ptr is not None:
         scale *= tl.load(k_scale_ptr + kv_head)
-    slopes = None
-    if slopes_ptr is not None:
-        slopes = tl.load(slopes_ptr + head, mask=real, other=0.0)
     highest = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM_PADDED], tl.float32)
@@ -430,17 +425,17 @@ def _prefill_kernel(
         whole = tl.minimum(whole, full)
         highest, total, acc = attend_tiles(
             q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, first_key, num_keys,
-            position, scale, softcap, slopes, highest, total, acc,
+            position, scale, softcap, highest, total, acc,
             KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, True,
         )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, first_key, num_keys,
-        position, scale, softcap, slopes, highest, total, acc,
+        position, scale, softcap, highest, total, acc,
         KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, False,
     )  # fmt: skip
     highest, total, acc = attend_tiles(
         q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, first_key, num_keys,
-        position, scale, softcap, slopes, highest, total, acc,
+        position, scale, softcap, highest, total, acc,
         KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, True,
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from paged_backend.engine.loaded_model import (
     check_whole_prompts_fit,
     refuse_stages,
 )
-from paged_backend.engine.state_pool import refuse_with_states, sized, state_layout
+from paged_backend.engine.state_pool import sized, state_layout
 from paged_backend.models.adapter_slots import AdapterSlots
 from paged_backend.models.attention import CachedLayer
 from paged_backend.models.base import Model
@@ -85,8 +85,6 @@ class StoredDecoder:
             check_positions(config, max_model_len, pool_bytes)
         if self.is_reranker:
             refuse_stages(ranks, "for a model that scores pairs of texts")
-        if config.variant.state_mixers:
-            refuse_with_states(options)
         if config.variant.layer_inputs is not None:
             refuse_stages(ranks, "for a model with inputs of layers")
         if config.variant.shared_blocks is not None:

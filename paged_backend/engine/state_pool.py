@@ -19,20 +19,8 @@ from paged_backend.values.kv_cache_groups import (
 )
 from paged_backend.values.options.cache import ALL
 from paged_backend.values.options.scheduling import StepLimits
-from paged_backend.values.options.speculation import DRAFT_MODEL
 
 _WITH_STATES = "for a model with layers that keep a state for each sequence"
-
-
-def refuse_with_states(options: EngineConfig) -> None:
-    """Check that a model with states has what the options ask for.
-
-    Raises:
-        ConfigError: it has not.
-    """
-    speculation = options.speculation()
-    if speculation is not None and speculation.method == DRAFT_MODEL:
-        raise option_error("speculative_config.method", f"cannot be {DRAFT_MODEL} {_WITH_STATES}")
 
 
 def state_layout(

@@ -123,11 +123,6 @@ def test_attention_sinks(device):
     check(Batch(DECODES, device=device), num_decodes=len(DECODES), sinks=sinks, window=20)
 
 
-def test_alibi(device):
-    slopes = per_head(4, device)
-    check(Batch(MIXED[:5], device=device), num_decodes=3, alibi_slopes=slopes)
-
-
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_quantized_cache_with_a_scale_for_each_head(device, dtype, cache_dtype):
@@ -145,11 +140,11 @@ def test_quantized_cache_with_a_scale_for_each_token_and_head(device, dtype, cac
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8])
 def test_token_scales_with_every_option_of_scores(device, cache_dtype):
     quantized = {"cache_dtype": cache_dtype, "token_scales": True}
-    sinks, slopes = per_head(4, device) * 4 - 2, per_head(4, device)
+    sinks = per_head(4, device) * 4 - 2
     mixed = Batch([(1, 130), (5, 17), (33, 130)], device=device, **quantized)
     decodes = Batch(DECODES, device=device, **quantized)  # some of them in several splits
     check(mixed, num_decodes=1, window=17, softcap=3.0, sinks=sinks)
-    check(decodes, num_decodes=len(DECODES), window=100, sinks=sinks, alibi_slopes=slopes)
+    check(decodes, num_decodes=len(DECODES), window=100, sinks=sinks)
     check(decodes, num_decodes=len(DECODES), softcap=3.0)
 
 
@@ -237,19 +232,18 @@ H200 = Device(arch=90, num_sms=132)
         {},
         {"dtype": torch.bfloat16, "num_heads": 14},
         {"head_dim": 80, "softcap": 3.0, "num_heads": 6},
-        {"sinks": True, "alibi": True},
+        {"sinks": True},
         {"cache_dtype": torch.int8, "dtype": torch.float16},
         {"cache_dtype": torch.float8_e4m3fn, "token_scales": True, "sinks": True},
     ],
     ids=str,
 )
 def test_keys_of_few_queries_are_split(device, options):
-    given = {name: options.pop(name) for name in ("sinks", "alibi", "softcap") if name in options}
+    given = {name: options.pop(name) for name in ("sinks", "softcap") if name in options}
     batch = Batch(LATE, device=device, **options)
     heads = per_head(batch.num_heads, device)
     scores = {"softcap": given.get("softcap")}
     scores |= {"sinks": heads * 4 - 2} if "sinks" in given else {}
-    scores |= {"alibi_slopes": heads} if "alibi" in given else {}
     step = batch.seq_lens, batch.query_start_loc
     with pretend(H200):
         plan = plan_prefill(batch.q, batch.kv_cache, *step, first_seq=1)
@@ -444,7 +438,6 @@ def test_bad_calls_name_the_argument(device, name, change):
         ("softcap", -1.0),
         ("scale", float("nan")),
         ("sinks", torch.zeros(3)),
-        ("alibi_slopes", torch.zeros(4, dtype=torch.float64)),
     ],
 )
 def test_bad_scores_name_the_option(device, name, value):
@@ -486,12 +479,8 @@ def test_arguments_that_cascades_cannot_take_are_refused_by_name(device):
     batch = Batch([(1, 100), (1, 120)], shared_blocks=2, device=device)
     step = batch.q, batch.kv_cache, batch.block_table, batch.seq_lens
     plan = plan_cascade(*step, num_shared_blocks=2)
-    for name, params in [
-        ("window", batch.params(window=8)),
-        ("alibi_slopes", batch.params(alibi_slopes=per_head(4, device))),
-    ]:
-        with pytest.raises(ArgumentError, match=f"^{name} "):
-            cascade_decode(batch.q, batch.kv_cache, params, plan)
+    with pytest.raises(ArgumentError, match=r"^window "):
+        cascade_decode(batch.q, batch.kv_cache, batch.params(window=8), plan)
     with pytest.raises(ArgumentError, match=r"^num_shared_blocks "):
         plan_cascade(*step, num_shared_blocks=0)
     with pytest.raises(ArgumentError, match=r"^lse "):

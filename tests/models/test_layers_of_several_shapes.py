@@ -63,6 +63,12 @@ def test_stages_are_refused(values: dict[str, int], message: str, tmp_path: Path
         load_first_rank(tmp_path, pipeline_parallel_size=2)
 
 
+def test_stages_of_layers_that_transformers_computes_are_refused(tmp_path: Path) -> None:
+    make_checkpoint("gemma3n_text", tmp_path)
+    with pytest.raises(ConfigError, match="^option pipeline_parallel_size can only be 1 for "):
+        load_first_rank(tmp_path, pipeline_parallel_size=2)
+
+
 def test_layers_that_transformers_computes_keep_shared_keys_once(tmp_path: Path) -> None:
     """Two of four layers keep keys and values of 2 heads of 16."""
     make_checkpoint("gemma3n_text", tmp_path)

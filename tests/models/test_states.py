@@ -269,10 +269,6 @@ def test_bytes_of_a_state_follow_from_the_sizes(tmp_path: Path) -> None:
         ({"mamba_block_size": 24}, "mamba_block_size must be a multiple of block_size"),
         ({"mamba_cache_mode": "some"}, "mamba_cache_mode must be one of none, align, all"),
         ({"kv_cache_memory_bytes": 80_000}, "one sequence needs 3; give"),
-        (
-            {"speculative_config": {"method": "draft_model", "model": "demo"}},
-            "speculative_config.method cannot be draft_model for a model with layers that keep",
-        ),
         ({"device": "cpu", "kv_cache_dtype": "nothing"}, "kv_cache_dtype must be one of"),
     ],
 )

@@ -33,6 +33,8 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0, "prompt_logprobs": 1, "logit_bias": ((17, 3.0),)},
 ]
 LIMITS = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
+BIAS = ((5, 40.0), (9, 40.0))
+"""Leaves two tokens that are likely."""
 
 
 @pytest.fixture
@@ -52,6 +54,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
         "qwen3": {"num_hidden_layers": 1, "vocab_size": 180},
         "llama2": {"num_hidden_layers": 1, "max_position_embeddings": 64},
         "gpt2": {"num_hidden_layers": 1},
+        "qwen3-next": {},
+        "granite-hybrid": {},
     }
     paths = {}
     for family, changes in sizes.items():
@@ -122,6 +126,8 @@ def stats_of(engine: Engine) -> EngineStats:
         ("gemma3", "gemma3", {"max_num_batched_tokens": 16}),
         pytest.param("llama3", "llama3", {"enforce_eager": True}, marks=pytest.mark.thorough),
         ("llama3", "mistral", {"model_impl": "transformers"}),
+        ("qwen3-next", "qwen2", {}),
+        ("granite-hybrid", "qwen2", {"max_num_batched_tokens": 16}),
     ],
 )
 def test_tokens_are_the_same(
@@ -141,6 +147,25 @@ def test_tokens_are_the_same(
         assert stats.num_accepted_tokens == stats.num_draft_tokens
     else:
         assert stats.num_accepted_tokens < stats.num_draft_tokens / 4
+
+
+@pytest.mark.usefixtures("drafts_are_free")
+@pytest.mark.parametrize("family", ["qwen3-next", "granite-hybrid"])
+def test_states_after_right_and_wrong_drafts(folders: dict[str, Path], family: str) -> None:
+    """There are two tokens to choose from, so about half of the drafts are right."""
+    params = {"temperature": 1.0, "max_tokens": 30, "ignore_eos": True, "logprobs": 1}
+    wanted = [
+        Request(
+            f"r{seed}", [4, 8, 15 + seed], SamplingParams(**params, seed=seed, n=2, logit_bias=BIAS)
+        )
+        for seed in range(4)
+    ]
+    answers = answers_of(make_engine(folders[family], **LIMITS), wanted)
+    config = with_drafts(folders["qwen2"], 3)
+    drafted = make_engine(folders[family], speculative_config=config, **LIMITS)
+    assert answers_of(drafted, wanted) == answers
+    stats = stats_of(drafted)
+    assert 0.2 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.8
 
 
 @pytest.mark.usefixtures("drafts_are_free")
@@ -287,6 +312,7 @@ def test_both_models_share_the_memory_of_the_pool(folders: dict[str, Path]) -> N
         ("llama3", "llama3", {"tensor_parallel_size": 2}, "draft_model only for one rank; got 2"),
         ("llama3", "nowhere", {}, "draft model"),
         ("llama3", "gpt2", {}, "transformers computes it"),
+        ("llama3", "qwen3-next", {}, "some of its layers keep a state for each sequence"),
     ],
 )
 def test_a_draft_model_that_does_not_fit_is_refused(

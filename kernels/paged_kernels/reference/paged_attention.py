@@ -64,8 +64,6 @@ def attend(
     if params.softcap is not None:
         s = params.softcap * torch.tanh(s / params.softcap)
     distance = torch.arange(len(k), device=q.device) - positions[:, None]
-    if params.alibi_slopes is not None:
-        s = s + params.alibi_slopes.double()[:, None, None] * distance
     if causal:
         s = s.masked_fill(distance > 0, -math.inf)
     if isinstance(params.window, Chunks):
