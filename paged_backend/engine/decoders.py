@@ -257,14 +257,15 @@ def _with_kv_pool(
         spec = replace(spec, states=StateSpec(tuple(model.state_layers)))
     draft = load_draft_model(options, platform, model, layout)
     specs = [spec] if draft is None else [spec, draft.spec]
+    empty = alone and draft is None  # blocks take no memory
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
     if all_layers.with_states:
-        states = sized(model.state_layers, budget, limits, ranks, platform.device, alone=alone)
+        states = sized(model.state_layers, budget, limits, ranks, platform.device, alone=empty)
         spec = replace(spec, states=states)
         budget -= states.num_bytes
         chunks = platform.state_chunks
         layout = replace(layout, states=state_layout(states.num_slots, options, limits, chunks))
-    if alone and layout.states is not None:
+    if empty and layout.states is not None:
         num_blocks = num_empty_blocks(layout, layout.states.num_slots, max_model_len)
     else:
         block_bytes = sum(each.bytes_per_block for each in specs)

@@ -56,6 +56,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
         "gpt2": {"num_hidden_layers": 1},
         "qwen3-next": {},
         "granite-hybrid": {},
+        "mamba2": {},
     }
     paths = {}
     for family, changes in sizes.items():
@@ -128,6 +129,7 @@ def stats_of(engine: Engine) -> EngineStats:
         ("llama3", "mistral", {"model_impl": "transformers"}),
         ("qwen3-next", "qwen2", {}),
         ("granite-hybrid", "qwen2", {"max_num_batched_tokens": 16}),
+        ("mamba2", "mistral", {}),
     ],
 )
 def test_tokens_are_the_same(
