@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from paged_backend.checkpoint.mamba import Mamba1Shape, Mamba2Shape
 from paged_backend.checkpoint.mixers import (
     DeltaShape,
     KimiDeltaShape,
     LightningShape,
-    Mamba1Shape,
-    Mamba2Shape,
     RgLruShape,
     ShortConvShape,
     StateMixer,

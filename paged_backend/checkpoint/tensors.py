@@ -72,3 +72,13 @@ def linear_tensors(
         yield f"{name}.bias", TensorSpec((outputs,), Role.BIAS, 0, sections)
     elif bias:
         yield f"{name}.bias", TensorSpec((outputs,), Role.BIAS, is_added_once=True)
+
+
+def convolution_tensor(channels: int, width: int, sections: tuple[int, ...] = ()) -> TensorSpec:
+    """Return the weight of a convolution of each channel, which ranks divide."""
+    return TensorSpec((channels, 1, width), Role.CONVOLUTION, 0, sections)
+
+
+def decay_tensor(*shape: int) -> TensorSpec:
+    """Return numbers of decay, of which ranks divide the first dimension."""
+    return TensorSpec(shape, Role.DECAY, shard=0)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paged_backend.checkpoint.mamba import Mamba1Shape, Mamba2Shape
 from paged_backend.checkpoint.mixers import (
     DeltaShape,
     KimiDeltaShape,
     LightningShape,
-    Mamba1Shape,
-    Mamba2Shape,
     RgLruShape,
     ShortConvShape,
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from paged_backend.checkpoint.mixers import Mamba1Norms, Mamba1Shape
+from paged_backend.checkpoint.mamba import Mamba1Norms, Mamba1Shape
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.layers import Kernels

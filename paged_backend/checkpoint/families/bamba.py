@@ -14,7 +14,7 @@ from paged_backend.checkpoint.families.keys import (
 )
 from paged_backend.checkpoint.families.mamba2 import read_mamba2
 from paged_backend.checkpoint.limits import MAX_INNER_SIZE
-from paged_backend.checkpoint.mixers import Mamba2Shape
+from paged_backend.checkpoint.mamba import Mamba2Shape
 from paged_backend.checkpoint.shape import (
     LayerFactors,
     LayerNorms,

@@ -9,7 +9,8 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.mamba1 import read_mamba1
 from paged_backend.checkpoint.families.mamba2 import read_mamba2
 from paged_backend.checkpoint.limits import MAX_INNER_SIZE
-from paged_backend.checkpoint.mixers import Mamba1Norms, Mamba1Shape, StateMixer
+from paged_backend.checkpoint.mamba import Mamba1Norms, Mamba1Shape
+from paged_backend.checkpoint.mixers import StateMixer
 from paged_backend.checkpoint.shape import LayerNorms, ModuleNames, Rotary, Variant
 
 MAX_MODEL_LEN = 2**20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.limits import MAX_HEAD_DIM, MAX_INNER_SIZE
-from paged_backend.checkpoint.mixers import Mamba1Shape
+from paged_backend.checkpoint.mamba import Mamba1Shape
 
 
 def read_mamba1(config: ConfigFile, values_size: int | None = None) -> Mamba1Shape:

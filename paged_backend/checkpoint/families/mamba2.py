@@ -7,7 +7,7 @@ import math
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.keys import FULL, LINEAR, layer_types
 from paged_backend.checkpoint.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_INNER_SIZE
-from paged_backend.checkpoint.mixers import Mamba2Shape
+from paged_backend.checkpoint.mamba import Mamba2Shape
 from paged_backend.values.validation import shorten
 
 _INFINITY = {"__float__": "Infinity"}  # as transformers 5 writes it into config.json

@@ -9,7 +9,7 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.keys import FULL, LINEAR, layer_types
 from paged_backend.checkpoint.families.mamba2 import read_mamba2
 from paged_backend.checkpoint.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
-from paged_backend.checkpoint.mixers import Mamba2Shape
+from paged_backend.checkpoint.mamba import Mamba2Shape
 from paged_backend.checkpoint.moe_reader import read_nemotron_h
 from paged_backend.checkpoint.shape import Biases, LayerNorms, ModuleNames, Rotary, Variant
 from paged_backend.values.validation import shorten

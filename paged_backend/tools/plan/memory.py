@@ -20,8 +20,8 @@ from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
     StateLayout,
-    num_empty_blocks,
     most_state_slots,
+    num_empty_blocks,
     num_state_slots,
 )
 from paged_backend.values.options.scheduling import StepLimits
