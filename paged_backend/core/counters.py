@@ -79,7 +79,7 @@ class EngineCounters:
         self, kv: KVCacheManager, num_waiting: int, running: Collection[Sequence]
     ) -> EngineStats:
         """Return all counters and histograms, and the current numbers of sequences and blocks."""
-        pool = kv.pool
+        pool, states = kv.pool, None if kv.states is None else kv.states.pool
         empty_slots = sum(kv.num_empty_slots(seq) for seq in running)
         return EngineStats(
             num_waiting=num_waiting,
@@ -98,6 +98,8 @@ class EngineCounters:
             num_drafts=self._num_drafts,
             num_draft_tokens=self._num_draft_tokens,
             num_accepted_at=tuple(self._num_accepted_at),
+            num_state_slots=0 if states is None else states.num_usable,
+            num_used_state_slots=0 if states is None else states.num_used,
             finished=dict(self._finished),
             histograms={name: histogram.counts() for name, histogram in self._histograms.items()},
         )

@@ -193,7 +193,12 @@ def num_state_slots(
         alone: blocks take no bytes, so that slots may have all bytes of the pool.
     """
     room = pool_bytes if alone else pool_bytes // 2
-    return min(1 + 2 * max_num_seqs + MAX_CHECKPOINTS, room // slot_bytes)
+    return min(most_state_slots(max_num_seqs), room // slot_bytes)
+
+
+def most_state_slots(max_num_seqs: int) -> int:
+    """Return the number of slots that are useful, whatever the memory."""
+    return 1 + 2 * max_num_seqs + MAX_CHECKPOINTS
 
 
 class StateChunks(NamedTuple):

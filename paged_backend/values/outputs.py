@@ -152,6 +152,8 @@ class EngineStats:
     running_adapters: tuple[str, ...] = ()  # names of the LoRA adapters of running sequences
     waiting_adapters: tuple[str, ...] = ()
     kv_bytes_per_token: int = 0  # in all layers, with the scales of quantized numbers
+    num_state_slots: int = 0  # slots that states can take; 0 for a model without states
+    num_used_state_slots: int = 0
     finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
     histograms: dict[str, HistogramCounts] = field(default_factory=dict)  # as ENGINE_HISTOGRAMS
 

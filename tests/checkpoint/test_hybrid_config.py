@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from checkpoints import values_of
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.checkpoint.registry import tensors_of
+from paged_backend.checkpoint.shape_reader import read_shape
 from paged_backend.values.errors import ConfigError
 
 _MLPS = {"layers_block_type": ["mlp", "mlp"]}
@@ -96,3 +101,64 @@ def test_older_files_of_kimi_linear_say_the_same(tmp_path: Path) -> None:
     section["num_heads"] = 4
     path.write_text(json.dumps(values | {"linear_attn_config": section}))
     assert load_model_config(tmp_path).variant != newer.variant
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "count"),
+    [
+        pytest.param(
+            "MambaForCausalLM",
+            {"hidden_size": 768, "num_hidden_layers": 24, "vocab_size": 50_280, "state_size": 16},
+            129_135_360,
+            id="mamba-130m",
+        ),
+        pytest.param(
+            "FalconMambaForCausalLM",
+            {
+                "expand": 16,  # intermediate_size says how many channels there are
+                "hidden_size": 4096,
+                "intermediate_size": 8192,
+                "num_hidden_layers": 64,
+                "vocab_size": 65_024,
+                "tie_word_embeddings": False,
+            },
+            7_272_665_088,
+            id="falcon-mamba-7b",
+        ),
+        pytest.param(
+            "Mamba2ForCausalLM",
+            {
+                "hidden_size": 4096,
+                "num_hidden_layers": 64,
+                "vocab_size": 32_768,
+                "time_step_limit": [0.0, float("inf")],
+            },
+            7_285_403_648,
+            id="Mamba-Codestral-7B",
+        ),
+    ],
+)
+def test_parameters_of_published_models_without_attention(
+    name: str, values: dict[str, object], count: int
+) -> None:
+    """The numbers are those of the models' pages."""
+    file = ConfigFile({"architectures": [name], **values}, "config.json")
+    tensors = tensors_of(read_shape(file)).values()
+    assert sum(spec.num_elements for spec in tensors) == count
+
+
+@pytest.mark.parametrize("attention_adapters", [False, True])
+def test_parameters_of_zamba_2_with_its_default_layers(attention_adapters: bool) -> None:
+    """They are those of transformers, for a file that names neither layers nor most sizes."""
+    values: dict[str, Any] = {
+        "num_mem_blocks": 2,
+        "n_mamba_heads": 80,
+        "use_shared_attention_adapter": attention_adapters,
+    }
+    config = AutoConfig.for_model("zamba2", **values)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    sizes = {"hidden_size": 2560, "num_hidden_layers": 54, "vocab_size": 32_000}
+    file = ConfigFile({"architectures": ["Zamba2ForCausalLM"], **sizes, **values}, "config.json")
+    stored = {name: spec.shape for name, spec in tensors_of(read_shape(file)).items()}
+    assert stored == {name: tuple(each.shape) for name, each in model.named_parameters()}

@@ -90,3 +90,29 @@ def test_warming_up_runs_each_size(cascades, tmp_path):
     assert cascades == [1, 1]  # for 2 and 3 sequences
     work: Work = [([5, 6, 7], 3)]
     oracle.confirm(work, tokens_of(run(engine, work)))
+
+
+@pytest.mark.parametrize(("family", "has_attention"), [("smollm", True), ("mamba", False)])
+def test_only_models_with_attention_look_for_shared_blocks(
+    family, has_attention, monkeypatch, tmp_path
+):
+    """A cascade runs without a graph, and would save nothing."""
+    counted: list[int] = []
+
+    def count(decodes, *others):
+        counted.append(len(decodes))
+        return 0
+
+    monkeypatch.setattr(model_runner, "count_shared_blocks", count)
+    oracle = Oracle(family, tmp_path, num_hidden_layers=1, intermediate_size=40)
+    engine = make_engine(
+        oracle.folder,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        block_size=8,
+        max_num_seqs=3,
+        max_num_batched_tokens=16,
+        disable_cascade_attn=False,
+    )
+    work: Work = [(PREFIX + [5], 3), (PREFIX + [9, 8], 3)]
+    oracle.confirm(work, tokens_of(run(engine, work)))
+    assert bool(counted) is has_attention

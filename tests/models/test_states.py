@@ -198,10 +198,19 @@ def test_completions_without_attention_share_a_state(family: str, tmp_path: Path
     tokens = [tokens_by_index(outputs) for outputs in (first, again)]
     assert tokens[0] == tokens[1] and len(set(map(tuple, tokens[0].values()))) == 3
     assert (first[0].num_cached_tokens, again[0].num_cached_tokens) == (0, 64)
+    slots = engine.executor.info.kv_layout.states
+    stats = engine.stats()
+    assert slots is not None and stats.num_state_slots == slots.num_slots - 1
+    assert (stats.num_used_blocks, stats.num_used_state_slots, stats.kv_bytes_per_token) == (
+        0,
+        0,
+        0,
+    )
+    engine.add_request(Request("two", PROMPT, params))
+    engine.step()
+    assert engine.stats().num_used_state_slots >= 1
     alone = make_engine(tmp_path, max_num_batched_tokens=9, enforce_eager=True, max_num_seqs=3)
     assert tokens_by_index(answer(alone, params)) == tokens[0]
-    stats = engine.stats()
-    assert (stats.num_used_blocks, stats.kv_bytes_per_token) == (0, 0)
 
 
 def tokens_by_index(outputs: Sequence[SequenceOutput]) -> dict[int, list[int]]:

@@ -29,7 +29,7 @@ from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.tools.plan.gpus import GPUS, Gpu, find_gpu
 from paged_backend.tools.plan.groups import Group
 from paged_backend.tools.plan.lengths import Lengths
-from paged_backend.tools.plan.memory import CONTEXT_BYTES, MemoryPlanner, group_sizes
+from paged_backend.tools.plan.memory import CONTEXT_BYTES, Memory, MemoryPlanner, group_sizes
 from paged_backend.tools.plan.model_file import find_config
 from paged_backend.tools.plan.number_types import KV_TYPES, WEIGHT_TYPES
 from paged_backend.tools.plan.prices import cost_per_million, read_prices
@@ -634,6 +634,25 @@ def test_slots_limit_the_sequences() -> None:
     assert [layout.num_sequences(blocks, 32) for blocks in (1, 4, 100)] == [0, 2, 3]
 
 
+def test_slots_limit_the_sequences_of_a_hybrid_in_little_memory(tmp_path: Path) -> None:
+    make_checkpoint("bamba", tmp_path, attn_layer_indices=[1])
+    shape = read_shape(ConfigFile.read(tmp_path / "config.json"))
+    gpu, limits = find_gpu("l4"), EngineConfig(max_num_seqs=64).step_limits(GPU_LIMITS)
+
+    def divided(share: float) -> Memory:
+        return MemoryPlanner(shape, BF16, KV16, gpu, share, 16, limits, 512).divide(ONE)
+
+    much = divided(0.9)
+    assert much.layout.states is None
+    assert much.num_sequences(512) == much.limited(much.num_blocks // 32) == much.num_blocks // 32
+    others = CONTEXT_BYTES + much.weight_bytes + much.step_bytes
+    little = divided((others + 20.5 * state_bytes(shape, BF16)) / gpu.memory_bytes)
+    assert little.layout.states == StateLayout(10, 0)
+    assert little.state_bytes == 10 * state_bytes(shape, BF16)
+    assert little.num_sequences(16) == little.limited(1000) == 4
+    assert little.num_blocks > 4
+
+
 def test_a_step_reads_and_writes_states_and_reads_shared_blocks_again(tmp_path: Path) -> None:
     make_checkpoint("mamba2", tmp_path / "alone")
     shape = read_shape(ConfigFile.read(tmp_path / "alone" / "config.json"))
@@ -666,6 +685,9 @@ def test_tables_of_models_with_states(
     assert main(["plan", str(tmp_path), "--gpu", "l4"]) == 0
     text = capsys.readouterr().out
     assert "a sequence" in text and ("a token in" in text) is (family == "zamba2")
+    kind = "MHA" if family == "zamba2" else "none"
+    number = 5 if family == "zamba2" else 3
+    assert f"{kind}, a state per sequence in {number} of {number} layers" in text
     code = main(["plan", str(tmp_path), "--gpu", "l4", "--kv-cache-dtype", "fp8"])
     problem = "--kv-cache-dtype: it can only be auto for a model without attention, got fp8"
     assert (problem in capsys.readouterr().err, code) == (

@@ -686,3 +686,23 @@ def test_the_demo_model_answers_every_question(name: str) -> None:
     answers = LLM("demo", quantization=name).generate(prompts, params)
     wanted = [f"\n{question.answer}" for question in questions]
     assert [answer.outputs[0].text for answer in answers] == wanted
+
+
+def test_a_kv_cache_format_of_a_model_without_attention_means_nothing(tmp_path: Path) -> None:
+    """Weights in FP8; the small layers of the mixer are not quantized."""
+    oracle = Oracle("mamba", tmp_path)
+    config = {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "kv_cache_scheme": "static",
+        "modules_to_not_convert": ["x_proj", "dt_proj"],
+    }
+    writer = fp8(128, 128, "weight_scale_inv")
+    small = re.compile(r"\.(x|dt)_proj$")
+    quantize_checkpoint(
+        oracle.model, tmp_path, config, lambda layer: None if small.search(layer) else writer
+    )
+    engine = make_engine(tmp_path)
+    assert engine.executor.info.kv_cache == ""
+    work = mixed_work(6)
+    oracle.confirm(work, tokens_of(run(engine, work)))

@@ -83,7 +83,7 @@ class BlockTables:
 
     `tensor` is [num_rows, max_blocks * num_groups] int32. Entries after a sequence's last block are
     stale, and are not used. With several groups, `max_blocks` is rounded up, so that the table of
-    each group begins at a multiple of 16 bytes.
+    each group begins at a multiple of 16 bytes. With `max_blocks` 0, nothing is kept.
     """
 
     def __init__(self, num_rows: int, max_blocks: int, num_groups: int, transfer: Transfer) -> None:
@@ -109,6 +109,8 @@ class BlockTables:
             rows: [num_seqs] the rows of its sequences.
         """
         width = self.tensor.shape[1]
+        if not width:
+            return
         places: list[int] = []
         block_ids: list[int] = []
         continued = scheduled_batch.continued

@@ -161,7 +161,7 @@ class GpuModelRunner:
             spec.block_size,
             self._num_groups,
             limits,
-            model.max_model_len,
+            model.max_model_len if spec.keeps_tokens else 0,  # no layer reads block tables
             transfer,
             context,
             has_states=spec.states is not None,

@@ -164,7 +164,7 @@ class GpuPlatform:
             limits,
             self.dtype,
             self._transfer,
-            cascade=cascade,
+            cascade=cascade and spec.keeps_tokens,
             context=context,
         )
 

@@ -47,6 +47,11 @@ GAUGES: Table = {
     "kv_blocks_used": ("KV blocks in use", lambda s: s.num_used_blocks),
     "kv_blocks_cached": ("Free KV blocks with findable content", lambda s: s.num_cached_blocks),
     "kv_blocks_free": ("KV blocks not in use", lambda s: s.num_blocks - s.num_used_blocks),
+    "state_slots_total": ("Slots for states of sequences", lambda s: s.num_state_slots),
+    "state_slots_used": (
+        "Slots with the states of running sequences",
+        lambda s: s.num_used_state_slots,
+    ),
 }
 
 VLLM_COUNTERS: Table = {

@@ -20,6 +20,7 @@ from paged_backend.values.kv_cache_groups import (
     KVCacheGroup,
     KVCacheLayout,
     StateLayout,
+    most_state_slots,
     num_empty_blocks,
     num_state_slots,
 )
@@ -41,7 +42,7 @@ class Memory:
     pool_bytes: int
     state_bytes: int  # slots for states of sequences
     num_blocks: int  # available to sequences
-    layout: KVCacheLayout
+    layout: KVCacheLayout  # with slots for states if they limit the number of sequences
 
     @property
     def num_slots(self) -> int:
@@ -53,7 +54,7 @@ class Memory:
         return self.layout.num_sequences(self.num_blocks, num_tokens)
 
     def limited(self, num_sequences: int) -> int:
-        """Return a number of sequences, or less if there are fewer slots for their states."""
+        """Return a number of sequences, or less if memory has fewer slots for their states."""
         states = self.layout.states
         return num_sequences if states is None else min(num_sequences, states.num_sequences)
 
@@ -80,11 +81,12 @@ class MemoryPlanner:
         sizes = KvSizes.of(self.shape, self.kv, group.tensor)
         groups = sizes.groups(self.max_model_len)
         slots, slot_bytes = self._slots_of_states(group, pool)
+        has_few_slots = slots < most_state_slots(self.limits.max_num_seqs) or not sizes.layers
         layout = KVCacheLayout(
             self.block_size,
             self.limits.max_num_batched_tokens,
             tuple(group.window for group in groups),
-            StateLayout(slots, 0) if self.shape.variant.state_mixers else None,
+            StateLayout(slots, 0) if self.shape.variant.state_mixers and has_few_slots else None,
         )
         blocks, left = math.inf, pool
         for stage, size in slot_bytes.items():

@@ -368,8 +368,8 @@ class Planner:
 def _attention(shape: ModelShape) -> str:
     """The kind of attention (MHA, MQA, GQA or MLA), and its windows or chunks if there are any."""
     if not shape.attention_layers:
-        return f"none, a state per sequence in {shape.num_layers} of {shape.num_layers} layers"
-    if shape.variant.latent is not None:
+        kind = "none"
+    elif shape.variant.latent is not None:
         kind = "MLA"
     elif shape.num_kv_heads == shape.num_heads:
         kind = "MHA"
@@ -378,7 +378,7 @@ def _attention(shape: ModelShape) -> str:
     sharing = len(shape.attention_layers) - len(shape.keeping_layers)
     if sharing:
         kind += f", keys and values of other layers in {sharing} of {shape.num_layers} layers"
-    with_states = shape.num_layers - len(shape.attention_windows)
+    with_states = sum(mixer is not None for mixer in shape.variant.state_mixers)
     if with_states:
         kind += f", a state per sequence in {with_states} of {shape.num_layers} layers"
     windows = [window for window in shape.windows if window is not None]

@@ -176,13 +176,16 @@ def _notes(plan: Plan) -> Iterator[str]:
         f"Lengths: prompts of {known.input_len:,} and outputs of {known.output_len:,} tokens on "
         f"average, log-normal with sigma {known.length_sigma:g}, cut at {known.context:,} together."
     )
+    cache, read = "KV blocks", "KV cache"
+    if plan.model.state_bytes:
+        cache, read = "KV blocks and states", "KV cache, and moving states,"
     yield (
-        f"KV blocks: {known.gpu_memory_utilization:.0%} of the memory less weights, "
+        f"{cache}: {known.gpu_memory_utilization:.0%} of the memory less weights, "
         f"{_bytes(CONTEXT_BYTES)} for CUDA, and the largest step ({known.max_num_seqs} sequences, "
         f"{known.max_num_batched_tokens} tokens), which the engine measures when it starts."
     )
     yield (
-        "Roofline: m, reading weights and KV cache takes longest; c, computing does; l, traffic "
+        f"Roofline: m, reading weights and {read} takes longest; c, computing does; l, traffic "
         "between GPUs does, which is always added. Launches, the host and latencies do not count."
     )
     for gpu in plan.gpus:
