@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,6 @@ def run_engine() -> int:
     """Be the engine's process."""
     from paged_backend.checkpoint.hub import resolve_checkpoint
     from paged_backend.checkpoint.model_config import load_model_config
-    from paged_backend.core.scheduler_output import ModelRunnerOutput
     from paged_backend.engine.engine import Engine
     from paged_backend.platforms.simulated.model_runner import SimulatedStep
     from paged_backend.process import engine_loop, engine_process
@@ -51,16 +50,13 @@ def run_engine() -> int:
 
     drawn = random.Random(0)
 
-    class Step(SimulatedStep):
-        def result(self) -> ModelRunnerOutput:
-            """Return tokens of which few are frequent, as in a text."""
-            tokens = SimulatedStep.result(self).token_ids
-            return ModelRunnerOutput([[3 + int(1500 * drawn.random() ** 3)] for _ in tokens])
-
     class Executor(SimulatedExecutor):
-        def launch(self, output: Any, guide: Any = None) -> Step:
+        def launch(self, output: Any, guide: Any = None) -> SimulatedStep:
+            """Launch a step that returns tokens of which few are frequent, as in a text."""
             step = super().launch(output, guide)
-            return Step(step.end_s, step.num_samples)
+            return replace(
+                step, token_ids=[3 + int(1500 * drawn.random() ** 3) for _ in step.token_ids]
+            )
 
     def load(config: Any) -> tuple[Engine, Any]:
         checkpoint = resolve_checkpoint(config)

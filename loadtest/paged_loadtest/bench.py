@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import Self
 
@@ -16,7 +16,7 @@ from paged_loadtest.load import Driver, arrival_times
 from paged_loadtest.options import LoadOptions, TargetOptions
 from paged_loadtest.progress import progress_bar
 from paged_loadtest.results import Run, ServerSample, summarise
-from paged_loadtest.sampling import ServerSampler
+from paged_loadtest.sampling import ServerSampler, server_samples
 from paged_loadtest.slo import Slo
 
 _UNLIMITED = 2**31 - 1
@@ -130,19 +130,20 @@ class ServerBench:
         """
         times = arrival_times(requests, load, seed)
         num_requests = sum(1 + len(request.later) for request in requests)  # with follow-ups
-        samples: list[ServerSample] = []
-        async with AsyncExitStack() as stack:
+        watch = None if self._sampler is None else self._sampler.watch()
+        with ExitStack() as stack:
             on_finished = stack.enter_context(progress_bar(label, num_requests))
             driver = Driver(
                 self._endpoint,
                 load.max_concurrency,
                 lambda timeline: on_finished(timeline, driver.elapsed_s),
             )
-            if self._sampler is not None:
-                samples = await stack.enter_async_context(self._sampler.during())
+            if watch is not None:
+                stack.enter_context(watch)
             try:
                 await driver.run(requests, times)
             finally:
+                samples = [] if watch is None else server_samples(watch)
                 run = self._add(label, driver, load, samples)
         if not run.num_completed:
             reason = max(run.errors, key=lambda message: run.errors[message])

@@ -72,12 +72,7 @@ class TargetOptions:
         check_fields(self, option_error)
         if not self.model:
             raise option_error("model", "must not be empty")
-        if self.base_url is not None and _ADDRESS.fullmatch(_root(self.base_url)) is None:
-            raise option_error(
-                "base_url",
-                f"must be an address such as {BACKENDS[self.backend]}, "
-                f"got {shorten(self.base_url)}",
-            )
+        _check_address("base_url", self.base_url, self.backend)
 
     @property
     def address(self) -> str:
@@ -161,12 +156,7 @@ class ServeOptions(LoadOptions):
         if self.peer_url is None and (self.rounds > 1 or self.peer_model is not None):
             name = "rounds" if self.rounds > 1 else "peer_model"
             raise option_error(name, "needs --peer-url, the address of the peer")
-        if self.peer_url is not None and _ADDRESS.fullmatch(_root(self.peer_url)) is None:
-            raise option_error(
-                "peer_url",
-                f"must be an address such as {BACKENDS[self.peer_backend]}, "
-                f"got {shorten(self.peer_url)}",
-            )
+        _check_address("peer_url", self.peer_url, self.peer_backend)
 
     def peer(self, target: TargetOptions) -> TargetOptions | None:
         """Return the options of the peer, with the server's other options; None without one."""
@@ -244,6 +234,13 @@ def address_of(url: str, *, is_grpc: bool) -> str:
     if is_grpc:
         return root.rpartition("://")[2]
     return root if "://" in root else f"http://{root}"
+
+
+def _check_address(name: str, url: str | None, backend: str) -> None:
+    if url is not None and _ADDRESS.fullmatch(_root(url)) is None:
+        raise option_error(
+            name, f"must be an address such as {BACKENDS[backend]}, got {shorten(url)}"
+        )
 
 
 def _root(url: str) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from time import perf_counter
 
-from paged_backend.tools.scrape import Scrape, scrape
+from paged_backend.tools.scrape import MetricsWatch, Scrape, scrape
 from paged_backend.values.errors import ConfigError
 from paged_loadtest.results import ServerSample
 
 _INTERVAL_S = 0.25
-_SHOWN = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
+SHOWN = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
 
 
 class ServerSampler:
@@ -29,32 +26,22 @@ class ServerSampler:
             ConfigError: it does not, or the address does not answer.
         """
         try:
-            server_sample(self._scrape(), 0.0)
+            server_sample(scrape(self._url, self._model, names=SHOWN), 0.0)
         except ConfigError as error:
             raise ConfigError(f"--metrics-url: {error}") from error
 
-    @contextlib.asynccontextmanager
-    async def during(self) -> AsyncIterator[list[ServerSample]]:
-        """Yield a list to which samples are appended until the block exits."""
-        samples: list[ServerSample] = []
-        task = asyncio.create_task(self._keep_sampling(samples))
-        try:
-            yield samples
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+    def watch(self) -> MetricsWatch:
+        """Return a context in which the page is read."""
+        return MetricsWatch(self._url, SHOWN, self._model, interval_s=_INTERVAL_S)
 
-    async def _keep_sampling(self, samples: list[ServerSample]) -> None:
-        began_s = perf_counter()
-        while True:
-            with contextlib.suppress(ConfigError):  # skip one; the next may succeed
-                page = await asyncio.to_thread(self._scrape)
-                samples.append(server_sample(page, perf_counter() - began_s))
-            await asyncio.sleep(_INTERVAL_S)
 
-    def _scrape(self) -> Scrape:
-        return scrape(self._url, self._model, names=_SHOWN)
+def server_samples(watch: MetricsWatch) -> list[ServerSample]:
+    """Return the load at each reading so far, without pages that lack a metric."""
+    samples = []
+    for at_s, page in list(watch.readings):
+        with contextlib.suppress(ConfigError):
+            samples.append(server_sample(page, at_s))
+    return samples
 
 
 def server_sample(page: Scrape, at_s: float) -> ServerSample:

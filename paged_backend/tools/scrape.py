@@ -7,13 +7,18 @@ because it has neither their quantiles nor the difference of two readings.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import itertools
 import math
+import threading
 import urllib.request
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Self
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -175,6 +180,46 @@ def scrape(
         return parse_page(text, model)
     except ConfigError as error:
         raise ConfigError(f"{url}: {error}") from None
+
+
+class MetricsWatch:
+    """Reads a page again and again on a thread, from entering the context to leaving it.
+
+    Args:
+        url: address of the page.
+        names: metrics to read.
+        model: model of the samples; None for all.
+        interval_s: seconds from one reading to the next.
+
+    Attributes:
+        readings: the pages, each with the seconds since the context was entered. Those that cannot
+            be read are left out.
+    """
+
+    def __init__(
+        self, url: str, names: Collection[str], model: str | None = None, *, interval_s: float
+    ) -> None:
+        self.readings: list[tuple[float, Scrape]] = []
+        self._scrape = partial(scrape, url, model, names=names)
+        self._interval_s = interval_s
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        began_s = perf_counter()
+        while not self._done.is_set():
+            with contextlib.suppress(ConfigError):
+                page = self._scrape()
+                self.readings.append((perf_counter() - began_s, page))
+            self._done.wait(self._interval_s)
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:

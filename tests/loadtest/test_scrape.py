@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import http.server
 import math
+import re
 import threading
+import time
 
 import pytest
 from paged_loadtest.results import ServerSample
-from paged_loadtest.sampling import server_sample
+from paged_loadtest.sampling import SHOWN, server_sample, server_samples
 
-from paged_backend.tools.scrape import Histogram, parse_page, scrape
+from paged_backend.tools.scrape import Histogram, MetricsWatch, parse_page, scrape
 from paged_backend.values.errors import ConfigError
 
 # As Triton writes it: a histogram of counters, two models, and counters of its own.
@@ -162,6 +164,43 @@ def test_a_page_from_its_address():
             thread.join()
     with pytest.raises(ConfigError, match=r"cannot read metrics at http://\S+: .*refused"):
         scrape(f"{address}/metrics")
+
+
+class _OtherPage(_Page):
+    """Every other answer is an error, or a page that lacks the KV cache's metric."""
+
+    count = 0
+
+    def do_GET(self) -> None:
+        _OtherPage.count += 1
+        if _OtherPage.count % 2:
+            self.send_error(503)
+        elif _OtherPage.count == 2:
+            page = re.sub("(?m)^paged_kv_cache.*$", "", PAGE)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page.encode())
+        else:
+            super().do_GET()
+
+
+def test_what_cannot_be_read_meanwhile_is_left_out():
+    with http.server.HTTPServer(("127.0.0.1", 0), _OtherPage) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/metrics"
+            with MetricsWatch(url, SHOWN, "a", interval_s=0.001) as watch:
+                while len(watch.readings) < 3:
+                    time.sleep(0.001)
+        finally:
+            server.shutdown()
+            thread.join()
+    samples = server_samples(watch)
+    assert len(samples) == len(watch.readings) - 1
+    times = [sample.at_s for sample in samples]
+    assert times == sorted(times) and times[0] > 0
+    assert {(sample.kv_usage, sample.num_running) for sample in samples} == {(0.5, 5)}
 
 
 @pytest.mark.parametrize("url", ["localhost:8002", "http://", "no address"])

@@ -20,11 +20,13 @@ from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
 from paged_backend.launch.storage import temporary_folder
 from paged_backend.tools.demo import SYSTEM_PROMPT, Question, load_questions
-from paged_backend.tools.demo.metrics import MetricsWatch
+from paged_backend.tools.scrape import MetricsWatch, Scrape
 
 NAMES = ("os.path.join", "textwrap.dedent", "math.isclose")
 COLORS = ("cyan", "magenta", "green")
 REFRESH_PER_S = 30
+INTERVAL_S = 0.01  # from one reading of the metrics to the next
+SETTLE_S = 0.2  # the server publishes the last counts a moment after the last response
 PANEL_HEIGHT = 6
 METRICS = (
     *("prefix_cache_hits_total", "prefix_cache_queries_total"),
@@ -100,14 +102,17 @@ class ShownStream:
 
 def _ask(console: Console, grpc_url: str, metrics_url: str) -> int:
     conversations = _conversations()
-    with Client(grpc_url, timeout=60) as client, MetricsWatch(metrics_url, *METRICS) as metrics:
+    watch = MetricsWatch(metrics_url, METRICS, interval_s=INTERVAL_S)
+    with Client(grpc_url, timeout=60) as client, watch:
         threads = [threading.Thread(target=c.follow, args=(client,)) for c in conversations]
         started = time.perf_counter()
         show_while(console, threads, lambda: [c.panel() for c in conversations])
         seconds = time.perf_counter() - started
+        time.sleep(SETTLE_S)
     console.print()
     console.print(_streams_table(conversations))
-    console.print(_server_table(conversations, metrics, seconds))
+    pages = [page for _, page in watch.readings]
+    console.print(_server_table(conversations, pages, seconds))
     return report_wrong(console, [c.question.name for c in conversations if not c.is_right])
 
 
@@ -172,18 +177,18 @@ def _streams_table(conversations: list[ShownStream]) -> Table:
     return table
 
 
-def _server_table(conversations: list[ShownStream], metrics: MetricsWatch, seconds: float) -> Table:
+def _server_table(conversations: list[ShownStream], pages: list[Scrape], seconds: float) -> Table:
     total = sum(c.completion.num_output_tokens for c in conversations if c.completion is not None)
-    hits, queries = (metrics.last(f"prefix_cache_{kind}_total") for kind in ("hits", "queries"))
+    hits, queries = (pages[-1].value(f"prefix_cache_{kind}_total") for kind in ("hits", "queries"))
+    peak = max(pages, key=lambda page: page.value("kv_blocks_used"))
     table = Table(show_header=False)
     table.add_row("all streams", f"{total / seconds:.0f} tokens/s")
     table.add_row(
         "prefix-cache hit rate", f"{hits:.0f} of {queries:.0f} prompt tokens ({hits / queries:.0%})"
     )
-    blocks = metrics.peak("kv_blocks_used")
     table.add_row(
         "KV utilization at the peak",
-        f"{metrics.at_peak('kv_blocks_used', 'kv_cache_utilization_perc'):.0%} of the slots of "
-        f"{blocks:.0f} blocks",
+        f"{peak.value('kv_cache_utilization_perc'):.0%} of the slots of "
+        f"{peak.value('kv_blocks_used'):.0f} blocks",
     )
     return table
