@@ -103,6 +103,7 @@ _QWEN_05B = _Model("Qwen2-0.5B", 14, 2, 64)
 _PHI_2 = _Model("Phi-2", 32, 32, 80)
 _PHI_3 = _Model("Phi-3-mini", 32, 32, 96)
 _GEMMA_2B = _Model("Gemma-2B", 8, 1, 256)
+_WIDE = _Model("heads of 512", 16, 2, 512)  # as in layers of Gemma 4 with full attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,14 +423,20 @@ def _w8a16_matmul(
 
 
 def _experts(
-    model: _Experts, dtype: torch.dtype = _BF16, *, gated: bool = True, **options: Any
+    model: _Experts,
+    dtype: torch.dtype = _BF16,
+    note: str = "",
+    *,
+    gated: bool = True,
+    bias: bool = False,
+    **options: Any,
 ) -> Case:
     count, hidden, inner = model.num_experts, model.hidden, model.intermediate
     features = 2 * inner if gated else inner
 
     def call(num_tokens: int) -> Tensor:
         biases: dict[str, Any] = {}
-        if options:
+        if bias:
             biases["gate_up_bias"] = _empty(count, features, dtype=dtype)
             biases["down_bias"] = _empty(count, hidden, dtype=dtype)
         return experts(
@@ -443,7 +450,8 @@ def _experts(
             **options,
         )
 
-    return Case("experts", f"{model.name} {_NAMES[dtype]}", call)
+    described = f"{model.name} {_NAMES[dtype]} {note}".rstrip()
+    return Case("experts", described, call)
 
 
 def _choose_experts(model: _Experts, dtype: torch.dtype = _BF16, **options: Any) -> Case:
@@ -517,6 +525,10 @@ def _attention() -> tuple[Case, ...]:
         cases += [make(model) for model in (_LLAMA_70B, _QWEN_05B, _PHI_2, _PHI_3, _GEMMA_2B)]
         cases += [
             make(_GEMMA_2B, _FP32),
+            make(_WIDE),
+            make(_WIDE, _FP32),
+            *(make(_WIDE, cached=cached) for cached in (_FP8, _INT8)),
+            *(make(_WIDE, cached=cached, per_token=True) for cached in (_FP8, _INT8)),
             make(_LLAMA_8B, note="window", window=4096),
             make(_LLAMA_8B, note="chunks", window=Chunks(8192)),
             make(_LLAMA_8B, note="softcap", softcap=50.0),
@@ -533,6 +545,7 @@ CASES = {
         *_latents(),
         _cascade(_LLAMA_8B),
         _cascade(_QWEN_05B),
+        _cascade(_WIDE),
         _merge(_LLAMA_8B),
         _merge(_PHI_2),
         _write(_LLAMA_8B),
@@ -547,6 +560,7 @@ CASES = {
         _write(_QWEN_05B),
         _write(_PHI_2),
         _write(_GEMMA_2B),
+        _write(_WIDE, norms=True),
         _copy(_LLAMA_8B, 32),
         _copy(_QWEN_05B, 24, _INT8),
         _norm(4096),
@@ -584,7 +598,8 @@ CASES = {
         _experts(_MIXTRAL, _FP32),
         _experts(_QWEN3_30B),
         _experts(_QWEN3_30B, _FP16),
-        _experts(_GPT_OSS_20B, alpha=1.702, limit=7.0, up_offset=1.0),
+        _experts(_GPT_OSS_20B, bias=True, alpha=1.702, limit=7.0, up_offset=1.0),
+        _experts(_QWEN3_30B, note="GELU", alpha=1.5957691, cubic=0.0713548),
         _experts(_NEMOTRON_NANO, gated=False),
         _choose_experts(_MIXTRAL, normalize=True),
         _choose_experts(_QWEN3_30B, normalize=True),
