@@ -48,7 +48,7 @@ def older_pooling(kind: str, hidden_size: int) -> dict[str, Any]:
 def layers_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model without its output layer; Llama 4's `base_model` is the whole model."""
     base: PreTrainedModel = model.base_model
-    return model.model if base is model else base
+    return model.model if base is model and hasattr(model, "lm_head") else base
 
 
 @torch.inference_mode()

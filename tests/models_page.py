@@ -83,8 +83,8 @@ layers may read what an earlier layer keeps. The KV cache counts what each layer
 has room for the group of layers that keeps most. Layers that share keys and values keep nothing,
 and compute queries only. Ranks divide the heads; models with inputs of layers or shared keys and
 values have one pipeline stage. With `enable_moe_block`, a layer has experts beside its MLP, and
-both read different norms of the same hidden states. The kernels of a GPU read heads of up to 256
-numbers, and the published models have 512 in layers with full attention; so they run on a CPU only.
+both read different norms of the same hidden states. The kernels of a GPU read heads of up to 512
+numbers, which the published models have in layers with full attention. No device has run it yet.
 """
 STATES = """
 Hybrids (Qwen3-Next, Qwen 3.5, LFM2, Granite 4, Bamba, Falcon-H1, Nemotron-H, OLMo Hybrid, Jamba,

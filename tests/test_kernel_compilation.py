@@ -287,7 +287,7 @@ def planned_config(launch: aot.Launch, arch: int) -> DecodeConfig:
         launch.arguments["ROWS"],
         quantized=q.dtype != cache.dtype,
         few=launch.arguments["num_seqs"] * launch.arguments["KV_HEADS"] <= FEW_PROGRAMS,
-        has_lse=launch.arguments["lse_ptr"] is not None,
+        large=launch.arguments["lse_ptr"] is not None or launch.arguments["CHUNKED"],
     )
 
 

@@ -64,6 +64,7 @@ _QWEN_05B = _Model("Qwen2-0.5B", 14, 2, 64)
 _PHI_2 = _Model("Phi-2", 32, 32, 80)
 _PHI_3 = _Model("Phi-3-mini", 32, 32, 96)
 _GEMMA_2B = _Model("Gemma-2B", 8, 1, 256)
+_WIDE = _Model("heads of 512", 16, 2, 512)  # as in layers of Gemma 4 with full attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +250,10 @@ def _attention() -> tuple[Case, ...]:
         cases += [make(model) for model in (_LLAMA_70B, _QWEN_05B, _PHI_2, _PHI_3, _GEMMA_2B)]
         cases += [
             make(_GEMMA_2B, FP32),
+            make(_WIDE),
+            make(_WIDE, FP32),
+            *(make(_WIDE, cached=cached) for cached in (FP8, INT8)),
+            *(make(_WIDE, cached=cached, per_token=True) for cached in (FP8, INT8)),
             make(_LLAMA_8B, note="window", window=4096),
             make(_LLAMA_8B, note="chunks", window=Chunks(8192)),
             make(_LLAMA_8B, note="softcap", softcap=50.0),
@@ -262,6 +267,7 @@ ATTENTION_CASES = (
     *_latents(),
     _cascade(_LLAMA_8B),
     _cascade(_QWEN_05B),
+    _cascade(_WIDE),
     _merge(_LLAMA_8B),
     _merge(_PHI_2),
     _write(_LLAMA_8B),
@@ -276,6 +282,7 @@ ATTENTION_CASES = (
     _write(_QWEN_05B),
     _write(_PHI_2),
     _write(_GEMMA_2B),
+    _write(_WIDE, norms=True),
     _copy(_LLAMA_8B, 32),
     _copy(_QWEN_05B, 24, INT8),
 )

@@ -136,14 +136,20 @@ def _w8a16_matmul(
 
 
 def _experts(
-    model: _Experts, dtype: torch.dtype = BF16, *, gated: bool = True, **options: Any
+    model: _Experts,
+    dtype: torch.dtype = BF16,
+    note: str = "",
+    *,
+    gated: bool = True,
+    bias: bool = False,
+    **options: Any,
 ) -> Case:
     count, hidden, inner = model.num_experts, model.hidden, model.intermediate
     features = 2 * inner if gated else inner
 
     def call(num_tokens: int) -> Tensor:
         biases: dict[str, Any] = {}
-        if options:
+        if bias:
             biases["gate_up_bias"] = empty(count, features, dtype=dtype)
             biases["down_bias"] = empty(count, hidden, dtype=dtype)
         return experts(
@@ -157,7 +163,8 @@ def _experts(
             **options,
         )
 
-    return Case("experts", f"{model.name} {NAMES[dtype]}", call)
+    described = f"{model.name} {NAMES[dtype]} {note}".rstrip()
+    return Case("experts", described, call)
 
 
 def _choose_experts(model: _Experts, dtype: torch.dtype = BF16, **options: Any) -> Case:
@@ -209,7 +216,8 @@ PRODUCT_CASES = (
     _experts(_MIXTRAL, FP32),
     _experts(_QWEN3_30B),
     _experts(_QWEN3_30B, FP16),
-    _experts(_GPT_OSS_20B, alpha=1.702, limit=7.0, up_offset=1.0),
+    _experts(_GPT_OSS_20B, bias=True, alpha=1.702, limit=7.0, up_offset=1.0),
+    _experts(_QWEN3_30B, note="GELU", alpha=1.5957691, cubic=0.0713548),
     _experts(_NEMOTRON_NANO, gated=False),
     _choose_experts(_MIXTRAL, normalize=True),
     _choose_experts(_QWEN3_30B, normalize=True),

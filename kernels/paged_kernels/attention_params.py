@@ -11,6 +11,9 @@ from paged_kernels.dtypes import QUANTIZED_DTYPES
 from paged_kernels.errors import check, check_blocks, check_tensor
 from paged_kernels.windows import Window, WindowConstants
 
+MAX_HEAD_DIM = 512
+"""The most numbers of a head."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:

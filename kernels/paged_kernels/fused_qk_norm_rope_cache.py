@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paged_kernels._quantization import divided, scales_of, storable
-from paged_kernels.attention_params import check_scales
+from paged_kernels.attention_params import MAX_HEAD_DIM, check_scales
 from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
@@ -244,8 +244,9 @@ def _check_cache(qkv: Tensor, kv_cache: Tensor, num_heads: int, arch: int, *, wr
     dtypes = (qkv.dtype, *QUANTIZED_DTYPES)
     check_blocks("kv_cache", kv_cache, (None, 2, None, None, None), dtypes, like=qkv)
     _, _, num_kv_heads, _, head_dim = kv_cache.shape
-    whole = head_dim % 16 == 0 and 16 <= head_dim <= 256
-    check(whole, "kv_cache", f"must have heads of 16, 32, ... 256 elements, got {head_dim}")
+    whole = head_dim % 16 == 0 and 16 <= head_dim <= MAX_HEAD_DIM
+    sizes = f"16, 32, ... {MAX_HEAD_DIM}"
+    check(whole, "kv_cache", f"must have heads of {sizes} elements, got {head_dim}")
     divides = num_kv_heads > 0 and num_heads > 0 and num_heads % num_kv_heads == 0
     check(divides, "num_heads", f"must be a multiple of {num_kv_heads}, got {num_heads}")
     width = (num_heads + 2 * num_kv_heads * writes) * head_dim

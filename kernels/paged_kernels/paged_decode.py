@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paged_kernels._softmax import LN2, LOG2E, LOWEST, VALUE_FACTOR, attend_tiles
-from paged_kernels.attention_params import AttentionParams
+from paged_kernels.attention_params import MAX_HEAD_DIM, AttentionParams
 from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import Device, device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
@@ -28,7 +28,7 @@ from paged_kernels.splits import (
     store_result,
 )
 from paged_kernels.tuning import FEW_PROGRAMS, DecodeConfig, decode_config
-from paged_kernels.windows import Window, WindowConstants, first_visible
+from paged_kernels.windows import Chunks, Window, WindowConstants, first_visible
 
 MAX_ROWS = 128  # queries times heads of a group that share one pass over the keys
 
@@ -47,13 +47,15 @@ class _DecodeShape:
     device: Device
 
     @classmethod
-    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int, *, has_lse: bool) -> _DecodeShape:
+    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int, *, large: bool) -> _DecodeShape:
         device = device_of("q", q)
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads = kv_cache.shape[2]
         num_queries = num_tokens // num_seqs if num_seqs else 1
         group = num_heads // num_kv_heads
-        most = MAX_ROWS if device.arch >= 90 else MAX_ROWS // 2  # limited by registers
+        most = max_rows(head_dim)
+        if device.arch < 90 and head_dim <= 256:
+            most //= 2  # limited by registers
         rows = max(16, triton.next_power_of_2(max(group, min(most, num_queries * group))))
         config = decode_config(
             device.arch,
@@ -62,7 +64,7 @@ class _DecodeShape:
             rows,
             quantized=kv_cache.dtype != q.dtype,
             few=num_seqs * num_kv_heads <= FEW_PROGRAMS,
-            has_lse=has_lse,
+            large=large,
         )
         return cls(num_seqs, num_queries, num_heads, num_kv_heads, head_dim, rows, config, device)
 
@@ -115,8 +117,8 @@ def plan_decode(
         ArgumentError: an argument is invalid; the error names it.
     """
     num_seqs = _check_queries(q, seq_lens)
-    shape = _DecodeShape.of(q, kv_cache, num_seqs, has_lse=has_lse)
-    return shape.splits(window).plan(seq_lens)
+    large = has_lse or isinstance(window, Chunks)
+    return _DecodeShape.of(q, kv_cache, num_seqs, large=large).splits(window).plan(seq_lens)
 
 
 def paged_decode(
@@ -155,11 +157,12 @@ def paged_decode(
     check_cache(q, kv_cache, block_table, num_seqs)
     params.check(q, kv_cache)
     out = check_out(q, out, lse)
-    shape = _DecodeShape.of(q, kv_cache, num_seqs, has_lse=lse is not None)
+    has_lse = lse is not None
+    large = has_lse or isinstance(params.window, Chunks)
+    shape = _DecodeShape.of(q, kv_cache, num_seqs, large=large)
     if shape.num_queries > 1:
         check(params.window is None, "window", "does not go with several queries of a sequence")
     if plan is None:
-        has_lse = lse is not None
         plan = plan_decode(q, kv_cache, seq_lens, window=params.window, has_lse=has_lse)
     shape.splits(params.window).check(plan)
     if num_seqs:
@@ -381,6 +384,14 @@ def _split_kernel(
     )  # fmt: skip
 
 
+def max_rows(head_dim: int) -> int:
+    """Return the most queries times heads of a group that share one pass over the keys.
+
+    A row of more than 256 numbers takes more registers.
+    """
+    return MAX_ROWS if head_dim <= 256 else MAX_ROWS // 4
+
+
 def check_cache(q: Tensor, kv_cache: Tensor, block_table: Tensor, num_seqs: int) -> None:
     """Check a cache and its block table against queries that are already checked.
 
@@ -395,8 +406,9 @@ def check_cache(q: Tensor, kv_cache: Tensor, block_table: Tensor, num_seqs: int)
     check(powers, "kv_cache", f"must have blocks of 8, 16, ... 256 tokens, got {block_size}")
     divides = num_kv_heads > 0 and num_heads % num_kv_heads == 0
     check(divides, "kv_cache", f"has {num_kv_heads} heads for {num_heads} of the queries")
-    few = num_heads // num_kv_heads <= MAX_ROWS
-    check(few, "q", f"must have at most {MAX_ROWS} heads to one of the cache, got {num_heads}")
+    most = max_rows(head_dim)
+    few = num_heads // num_kv_heads <= most
+    check(few, "q", f"must have at most {most} heads to one of the cache, got {num_heads}")
     check_float8("kv_cache", kv_cache.dtype, device_of("q", q).arch)
     check_tensor("block_table", block_table, (num_seqs, None), torch.int32, like=q)
 
@@ -424,7 +436,8 @@ def check_q(q: Tensor, name: str = "q") -> None:
     check_tensor(name, q, (None, None, None), MODEL_DTYPES, like=q, contiguous=False)
     device_of(name, q)
     dim = q.shape[2]
-    check(16 <= dim <= 256 and dim % 8 == 0, name, f"must have heads of 16 to 256, got {dim}")
+    in_range = 16 <= dim <= MAX_HEAD_DIM and dim % 8 == 0
+    check(in_range, name, f"must have heads of 16 to {MAX_HEAD_DIM}, got {dim}")
 
 
 def _check_queries(q: Tensor, seq_lens: Tensor) -> int:

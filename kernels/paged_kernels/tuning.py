@@ -9,6 +9,7 @@ configurations on a device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -84,20 +85,22 @@ def decode_config(
     *,
     quantized: bool,
     few: bool = False,
-    has_lse: bool = False,
+    large: bool = False,
 ) -> DecodeConfig:
     """Return the configuration for tiles of `rows` queries times heads.
 
     `head_dim` is padded to a power of 2; queries have `item_size` bytes per element, and the cache
     may be `quantized`. With `few` programs without splits, at most `FEW_PROGRAMS`, each program
-    keeps more tiles in flight. A kernel that also stores log-sum-exps (`has_lse`) needs more
-    registers than the others have.
+    keeps more tiles in flight. A `large` kernel, which also stores log-sum-exps or has a window of
+    chunks, needs more registers than the others have.
     """
     cached_size = 1 if quantized else item_size
 
     def costs(tile: int) -> SplitCosts:
         return _decode_costs(arch, 2 * tile * head_dim * cached_size)
 
+    if head_dim > 256:
+        return _wide_decode_config(arch, item_size, rows, costs, quantized=quantized)
     if item_size == 4:  # float32 cannot use tensor cores, so registers decide
         programs = 1 if rows > 16 or (arch < 90 and head_dim > 128) else 2
         tile = 16 if head_dim > 64 else 32
@@ -113,7 +116,7 @@ def decode_config(
                 start=2.7, tile=1.34, share=0.0, merge=3.2, merge_split=0.0, merge_program=0.0073
             )
             return DecodeConfig(tile, 4, 3, programs_per_sm=1, costs=alone, max_registers=168)
-        if not has_lse:
+        if not large:
             return DecodeConfig(tile, 4, 2, programs_per_sm=4, costs=costs(tile), max_registers=128)
     registers = 200 if arch >= 100 or quantized else 168
     # Programs on a multiprocessor: limited by registers (169 to 177 a thread in most binaries for
@@ -122,6 +125,23 @@ def decode_config(
     if arch in (86, 89) and not quantized:
         programs = 1  # a program needs 71 KiB of 100 KiB of shared memory
     return DecodeConfig(tile, 4, 3, programs, costs(tile), max_registers=registers)
+
+
+def _wide_decode_config(
+    arch: int, item_size: int, rows: int, costs: Callable[[int], SplitCosts], *, quantized: bool
+) -> DecodeConfig:
+    """Return the configuration for heads of 512, whose rows take twice the registers of 256.
+
+    No binary spills; the times have not been measured.
+    """
+    if item_size == 4:
+        return DecodeConfig(16, 16, 2, programs_per_sm=1, costs=costs(16), max_registers=128)
+    if rows > 16:
+        return DecodeConfig(32, 8, 2, programs_per_sm=1, costs=costs(32))
+    programs = 1 if arch in (86, 89) else 2  # limited by shared memory
+    if quantized:
+        return DecodeConfig(16, 8, 3, programs, costs(16), max_registers=128)
+    return DecodeConfig(32, 8, 2, programs, costs(32), max_registers=128)
 
 
 def _decode_costs(arch: int, tile_bytes: int) -> SplitCosts:
@@ -153,6 +173,8 @@ def prefill_config(arch: int, head_dim: int, item_size: int) -> PrefillConfig:
         return PrefillConfig(128, 64, 8, num_stages=3, costs=costs, max_registers=registers)
     if head_dim <= 128:
         return PrefillConfig(128, 64 if arch >= 90 else 32, 8, num_stages=3, costs=costs)
+    if head_dim > 256:  # more rows than 32 are spilled; the times have not been measured
+        return PrefillConfig(32, 32, 8, num_stages=2, costs=costs)
     return PrefillConfig(64, 64 if arch >= 100 else 32, 8, num_stages=2, costs=costs)
 
 

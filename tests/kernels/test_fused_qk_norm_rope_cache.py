@@ -98,7 +98,10 @@ def assert_rounded_once(actual: Tensor, expected: Tensor, dtype: torch.dtype) ->
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "block_size"),
-    [(4, 2, 16, 8), (3, 1, 80, 8), (7, 1, 96, 16), (2, 2, 64, 8), (8, 2, 128, 8), (2, 1, 256, 32)],
+    [
+        *[(4, 2, 16, 8), (3, 1, 80, 8), (7, 1, 96, 16), (2, 2, 64, 8), (8, 2, 128, 8)],
+        *[(2, 1, 256, 32), (8, 1, 512, 8)],
+    ],
 )
 def test_equals_the_reference(
     num_heads: int,

@@ -61,10 +61,31 @@ def test_block_sizes(device, block_size):
     check(Batch(MIXED[:6], block_size=block_size, device=device), num_decodes=3)
 
 
-@pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256, 512])
 def test_head_sizes(device, head_dim):
     lengths = [(1, 130), (9, 70)]
     check(Batch(lengths, head_dim=head_dim, device=device, dtype=torch.float16), num_decodes=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 1), (4, 2), (32, 1)])
+def test_heads_of_512(device, dtype, heads, kv_heads):
+    """With few heads of a group, and with as many as fit; a decode has several splits."""
+    options = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": 512, "device": device}
+    batch = Batch([(1, 300), (1, 20), (37, 70)], dtype=dtype, **options)
+    check(batch, num_decodes=2)
+    check(batch, num_decodes=2, window=24)
+    quantized = {"cache_dtype": torch.int8, "token_scales": True}
+    check(Batch([(1, 40), (5, 30)], dtype=torch.float16, **quantized, **options), num_decodes=1)
+
+
+def test_heads_that_are_too_large_or_too_many(device):
+    large = Batch([(1, 20)], head_dim=520, device=device)
+    with pytest.raises(ArgumentError, match="q must have heads of 16 to 512, got 520"):
+        check(large, num_decodes=1)
+    many = Batch([(1, 20)], num_heads=33, num_kv_heads=1, head_dim=512, device=device)
+    with pytest.raises(ArgumentError, match="q must have at most 32 heads to one of .*, got 33"):
+        check(many, num_decodes=1)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (14, 2), (9, 3), (20, 1), (71, 1)])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from paged_kernels.attention_params import AttentionParams
+from paged_kernels.attention_params import MAX_HEAD_DIM, AttentionParams
 from paged_kernels.block_copy import copy_blocks
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
 from paged_kernels.paged_attention import CascadePlan, paged_attention, plan_cascade
@@ -28,8 +28,6 @@ from paged_backend.values.kv_cache_groups import KVSizes
 from paged_backend.values.windows import Chunks, Window
 
 Pairs = list[tuple[int, int]]
-MAX_HEAD_DIM = 256
-"""The largest head that the kernels can read."""
 
 
 class PlanShape(NamedTuple):
