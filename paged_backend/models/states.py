@@ -64,7 +64,7 @@ class StateFunctions(Protocol):
 
     A pool has one entry for each slot, and is changed. A result depends on nothing but the rows of
     the sequence. It does not depend on how they are divided into steps, either, as far as the
-    scheduler divides them as the platform's `state_chunk` asks for.
+    scheduler divides them as the platform's `state_chunks` ask for.
     """
 
     def causal_conv(

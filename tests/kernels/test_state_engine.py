@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from matmul_checks import ordered_dot
 from oracle import Oracle, Work, make_engine, run, tokens_of
 from paged_kernels import _decayed_scan, gated_delta
 
+from paged_backend.core.drafter import Draft
+from paged_backend.core.scheduler_output import SchedulerOutput
+from paged_backend.core.sequence import Sequence
 from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu import state_functions
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
@@ -171,3 +175,42 @@ def test_options_that_divide_chunks(
 def test_states_after_every_block_are_those_after_chunks(oracle: Oracle) -> None:
     engine = engine_for(oracle.folder, dtype="float16", mamba_cache_mode="all")
     assert engine.executor.info.kv_layout.states.interval == 64
+
+
+class KnownAnswer:
+    """Guesses 20 tokens of a known answer; a token of every second guess is wrong."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self._answer, self._num_guesses = answer, 0
+
+    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, Draft]:
+        guesses = {}
+        for seq in sequences:
+            self._num_guesses += 1
+            start = seq.num_known_tokens - seq.num_prompt_tokens
+            guess = self._answer[start : start + 20]
+            if self._num_guesses % 2 == 0 and len(guess) > 4:
+                guess[4] = 3
+            guesses[seq.seq_id] = Draft(guess)
+        return guesses
+
+    def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
+        """Let all sequences go on."""
+        return set()
+
+    def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
+        """Learn nothing."""
+
+
+@pytest.mark.parametrize("oracle", ["qwen3-next"], indirect=True)
+def test_drafts_are_computed_as_the_tokens_are_one_by_one(oracle: Oracle) -> None:
+    """So they do not change a token in float16, either."""
+    work: Work = [(TEXT[:70], 30)]
+    options = {"dtype": "float16", "async_scheduling": False}
+    (plain,) = tokens_of(run(engine_for(oracle.folder, **options), work))
+    engine = engine_for(oracle.folder, drafter=KnownAnswer(plain), speculative_config={}, **options)
+    assert tokens_of(run(engine, work)) == [plain]
+    stats = engine.stats()
+    assert stats.num_draft_tokens / stats.num_drafts <= 15
+    assert stats.num_draft_tokens > stats.num_accepted_tokens > 15
+    assert stats.num_steps < 12

@@ -16,6 +16,7 @@ from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.core.state_slots import StateSlots
 from paged_backend.engine.engine import Engine
 from paged_backend.models.delta import GatedDelta
+from paged_backend.models.division import Ranks
 from paged_backend.models.states import StateLayer, StatePool
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.outputs import SequenceOutput
@@ -259,6 +260,24 @@ def test_slopes_are_those_of_transformers(tmp_path: Path) -> None:
         wanted = model.model.layers[layer].self_attn.slope_rate.flatten()
         torch.testing.assert_close(torch.tensor(shape.slopes(layer)), wanted, rtol=1e-5, atol=0)
     assert shape.slopes(0) != shape.slopes(2)
+
+
+@pytest.mark.parametrize(("family", "has_slots"), [("llama3", False), ("lfm2", True)])
+def test_ranks_agree_on_slots_only_if_there_are_states(
+    family: str, has_slots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(family, tmp_path)
+    rooms: list[torch.Tensor] = []
+
+    def gather(self: Ranks, x: torch.Tensor) -> torch.Tensor:
+        rooms.append(x)
+        return gathered(self, x)
+
+    gathered = Ranks.gather
+    monkeypatch.setattr(Ranks, "gather", gather)
+    info = make_engine(tmp_path).executor.info
+    assert (info.kv_layout.states is not None) == has_slots
+    assert len(rooms) == 1 + has_slots  # the room for blocks, and for slots
 
 
 def test_bytes_of_a_state_follow_from_the_sizes(tmp_path: Path) -> None:
