@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in dropped]
 
 
-@pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist has it
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
     """Divide tests by files such that those with a common server come to one process."""
     if config.getoption("dist") != "loadfile":

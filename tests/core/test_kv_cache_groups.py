@@ -173,6 +173,25 @@ def test_slots_and_the_view_count_what_is_held():
     assert stats.utilization == 1
 
 
+def test_a_fork_copies_a_partial_block_of_each_group_or_takes_no_step() -> None:
+    """With too little room for all copies, nothing changes."""
+    kv = KVCacheManager(7, KVCacheLayout(4, 16, (None, 8)), enable_prefix_caching=False)
+    parent, child = (make_sequence(index, make_request("a", [3] * 6)) for index in range(2))
+    assert kv.allocate_slots(parent, 6) == []
+    parent.num_computed_tokens = 6
+    kv.fork(parent, child)
+    held = list(child.block_ids)
+    taken = kv.pool.allocate()
+    assert kv.pool.num_free == 1
+    assert kv.allocate_slots(child, 1) is None
+    assert (child.block_ids, kv.pool.num_free) == (held, 1)
+    kv.pool.release([taken])
+    copies = kv.allocate_slots(child, 1)
+    assert copies is not None and [source for source, _ in copies] == held[2:]
+    assert child.block_ids == [*held[:2], *(target for _, target in copies)]
+    kv.check_invariants([parent, child])
+
+
 def hits_of_model(
     cached: list[set[int]], windows: tuple[Window | None, ...], block_size: int, most: int
 ) -> int:

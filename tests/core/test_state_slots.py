@@ -254,13 +254,89 @@ def test_drafts_keep_the_state_before_them(num_right: int) -> None:
     assert len(engine.plans) <= 20
 
 
-def test_no_drafts_without_slots_for_the_states_before_them() -> None:
-    engine = make_engine(num_slots=3, drafter=PrecomputedDrafter(4, 2), max_num_seqs=8)
-    engine.add(make_request("first", PROMPT, n=2, max_tokens=9, ignore_eos=True))
+@pytest.mark.parametrize("num_slots", range(3, 8))
+def test_drafts_take_no_slot_that_another_sequence_needs(num_slots: int) -> None:
+    """With five slots, two sequences run that are too many for drafts in all of their steps."""
+    engine = make_engine(num_slots, drafter=PrecomputedDrafter(4, 2), max_num_seqs=8)
+    request = make_request("first", PROMPT, n=2, max_tokens=9, ignore_eos=True)
+    engine.add(request)
     engine.run()
-    assert {len(tokens) for tokens in engine.tokens.values()} == {9}
-    for plan in engine.plans:
-        assert len(plan.scheduled) < 2 or not any(item.num_draft_tokens for item in plan.scheduled)
+    for index in range(2):
+        seed = derive_seed(request.params.seed, index)
+        assert engine.tokens["first", index] == expected_tokens(request, seed, 64)
+    pairs = [plan.scheduled for plan in engine.plans if len(plan.scheduled) == 2]
+    drafted = [item.num_draft_tokens > 0 for pair in pairs for item in pair]
+    assert (bool(pairs), any(drafted)) == (num_slots > 4, num_slots > 4)
+    assert any(not any(item.num_draft_tokens for item in pair) for pair in pairs) or num_slots < 5
+
+
+def test_drafts_may_take_all_slots_that_are_free() -> None:
+    states = StateSlots(StateLayout(5, 4), 4, None)
+    states.num_started = 2
+    taken = [states.pool.allocate() for _ in range(2)]
+    assert states.has_room_for_drafts
+    taken.append(states.pool.allocate())
+    assert not states.has_room_for_drafts
+    states.pool.release(taken)
+
+
+def test_a_checkpoint_is_given_up_for_a_sequence_that_needs_a_slot() -> None:
+    """Two sequences that share a state must not write over it."""
+    states = StateSlots(StateLayout(5, 4), 4, lambda seq, position: bytes([seq.seq_id, position]))
+    kept, parent, child = (make_sequence(index, make_request("a", PROMPT)) for index in range(3))
+    states.num_started = 3
+    for seq in (kept, parent):
+        states.advance(seq, 4)
+        seq.num_computed_tokens = 4
+    child.num_computed_tokens = 4
+    states.fork(parent, child)
+    assert states.pool.num_free == 2
+    pairs = [states.advance(seq, 4) for seq in (kept, parent, child)]
+    assert [read == write for read, write in pairs] == [True, False, False]
+    assert len({write for _, write in pairs}) == 3
+
+
+def test_a_step_that_may_be_repeated_leaves_the_state_before_it() -> None:
+    """The steps of a sequence with a grammar may, if there are free slots."""
+    states = StateSlots(StateLayout(9, 4), 4, None)
+    seq = make_sequence(1, make_request("a", PROMPT))
+    states.num_started = 1
+    states.advance(seq, 3)
+    seq.num_computed_tokens = 3
+    for grammar, is_kept in ((None, False), (object(), True)):
+        seq.grammar = grammar
+        read, write = states.advance(seq, 2)
+        assert (read != write) == is_kept
+        seq.num_computed_tokens += 2
+    assert [state.position for state in seq.states] == [5, 7]
+    seq.num_computed_tokens = 5  # the step is repeated
+    assert states.rewind(seq)
+    assert [state.position for state in seq.states] == [5]
+    assert seq.num_computed_tokens == 5
+    seq.num_computed_tokens = 4
+    assert not states.rewind(seq)
+    assert states.pool.num_used == 0
+
+
+@pytest.mark.parametrize(("num_tokens", "start"), [(23, 20), (24, 20), (25, 24)])
+def test_the_same_prompt_again_starts_at_its_last_full_block(num_tokens: int, start: int) -> None:
+    """Its last token is computed again, so that a block that ends with it is not used."""
+    engine = make_engine(interval=1000, max_num_batched_tokens=64)
+    for name in ("first", "second"):
+        engine.plans.clear()
+        engine.add(make_request(name, PROMPT[:num_tokens], max_tokens=1))
+        engine.run()
+    assert engine.plans[0].scheduled[0].start == start
+
+
+def test_the_last_state_of_a_sequence_can_be_a_checkpoint() -> None:
+    engine = make_engine(max_num_batched_tokens=64)
+    engine.add(make_request("first", PROMPT[:24], max_tokens=1))
+    engine.run()
+    engine.plans.clear()
+    engine.add(make_request("second", [*PROMPT[:24], 7, 7], max_tokens=1))
+    engine.run()
+    assert engine.plans[0].scheduled[0].start == 24
 
 
 @pytest.mark.parametrize("mutant", ["no rewind", "the wrong position", "overwritten"])

@@ -20,7 +20,7 @@ from torch import Tensor
 from paged_backend.engine.engine import Engine
 from paged_backend.platforms.cpu import graph_runner
 from paged_backend.platforms.cpu.arena import Arena, ArenaFull
-from paged_backend.platforms.cpu.graphs import capture
+from paged_backend.platforms.cpu.graphs import Graph, capture
 from paged_backend.platforms.cpu.threads import ParallelKernel, claim, floats
 from paged_backend.values.outputs import SequenceOutput
 from paged_backend.values.request import Request
@@ -109,10 +109,24 @@ def test_graphs_of_an_arena_take_turns() -> None:
             assert torch.equal(graph.replay(), function(x, None))
 
 
+@torch.inference_mode()
+def test_graphs_of_an_arena_have_the_same_memory() -> None:
+    arena, x = Arena(2**12), torch.randn(ROWS, SIZE)
+    graphs = [capture(lambda: by_kernels(x, x), arena)[1] for _ in range(8)]
+    assert None not in graphs
+
+
+@torch.inference_mode()
+def test_a_tensor_keeps_its_strides() -> None:
+    x = torch.randn(ROWS, SIZE)
+    result, _ = capture(lambda: torch.empty_like(x.t()).fill_(1), Arena(2**12))
+    assert result.stride() == x.t().stride()
+
+
 def test_a_capture_does_not_import_the_compiler_of_torch() -> None:
     code = (
         "import sys, torch; from paged_backend.platforms.cpu.arena import Arena; "
-        "from paged_backend.platforms.cpu.graphs import capture; "
+        "from paged_backend.platforms.cpu.graphs import Graph, capture; "
         "_, graph = capture(lambda: torch.empty(3).add_(1), Arena(4096)); graph.replay(); "
         "sys.exit('torch._dynamo' in sys.modules)"
     )
@@ -169,6 +183,24 @@ def test_parts_of_an_arena_do_not_overlap() -> None:
         assert all(bool((kept == value).all()) for value, kept in held)
     del held[:], tensor
     assert arena.empty((2**14,), torch.uint8).numel() == 2**14
+
+
+def test_a_tensor_may_take_the_whole_gap_between_others() -> None:
+    arena = Arena(3 * 64)
+    parts = [arena.empty((16,), torch.float32) for _ in range(3)]
+    place = parts.pop(1).data_ptr()
+    assert arena.empty((16,), torch.float32).data_ptr() == place
+
+
+def test_the_end_of_a_tensor_from_before_a_restart_takes_no_memory_away() -> None:
+    arena = Arena(2**10)
+    before = arena.empty((8,), torch.float32)
+    arena.restart()
+    first = arena.empty((8,), torch.float32).fill_(1)
+    assert first.data_ptr() == before.data_ptr()
+    del before
+    arena.empty((8,), torch.float32).fill_(2)
+    assert bool((first == 1).all())
 
 
 def test_an_empty_tensor_takes_no_place_of_another_one() -> None:
@@ -289,9 +321,18 @@ def test_steps_that_are_too_large_for_the_arena_run_without_a_graph(
     work = [([3 + index] * 90, 6) for index in range(5)]
     expected = tokens_of(run(make_engine(tmp_path, enforce_eager=True), work))
     monkeypatch.setattr(graph_runner, "_ARENA_BYTES", 2**14)
+    captured = []
+
+    def recorded(function: Callable[[], Tensor], arena: Arena) -> tuple[Tensor, Graph | None]:
+        result, graph = capture(function, arena)
+        captured.append(graph)
+        return result, graph
+
+    monkeypatch.setattr(graph_runner, "capture", recorded)
     engine = make_engine(tmp_path, enable_prefix_caching=False)
     for request, tokens in zip(work, expected, strict=True):
         assert tokens_of(run(engine, [request])) == [tokens]
+    assert [graph is None for graph in captured] == [False, True]  # it is tried once
     runner: Any = engine.executor.model_runner
     assert runner._graphs._too_many_tokens == 90
     assert num_graphs(engine) == 1  # graph of a step of one token
@@ -308,6 +349,17 @@ def test_only_graphs_that_were_used_last_are_kept(
     for index, request in enumerate(work):
         assert tokens_of(run(engine, [request])) == [expected[index]]
         assert num_graphs(engine) <= 2
+
+
+def test_the_shape_that_was_used_least_recently_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graph_runner, "_MAX_SHAPES", 2)
+    monkeypatch.setattr(graph_runner, "_ARENA_BYTES", 2**10)
+    graphs = graph_runner._Graphs()
+    a, b, c = (graph_runner._GraphShape(size, size, size) for size in (1, 2, 3))
+    assert [graphs.may_run(shape) for shape in (a, b, a, c)] == [False, False, True, False]
+    assert [graphs.may_run(shape) for shape in (a, c, b)] == [True, True, False]
 
 
 @pytest.mark.parametrize("prompt_len", [20, 100], ids=["rows", "too many keys for rows"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import pytest
 
 from paged_backend.serving.metrics.stat_logger import RequestClock
 from paged_backend.serving.requests.open_requests import (
@@ -43,40 +43,45 @@ def test_ended_requests_do_not_pile_up():
     assert len(deadlines._heap) <= MAX_ENDED + 1
 
 
-def test_each_request_is_checked_for_cancellation_once_in_an_interval():
+TICK_S = 1 / 1024  # a number without rounding errors
+
+
+def test_each_request_is_checked_for_cancellation_once_in_an_interval(clock):
     sweep = CancelSweep()
     names = [str(number) for number in range(10)]
-    checked = []
-    started = time.monotonic()
-    while (elapsed := time.monotonic() - started) < 4.5 * CANCEL_INTERVAL_S:
+    checked, rounds = [], []
+    for tick in range(int(4.5 * CANCEL_INTERVAL_S / TICK_S)):
         checked += sweep.due(names)
-        time.sleep(0.001)
-    rounds = len(checked) / len(names)
-    assert checked == (names * 10)[: len(checked)]
-    assert 2 <= rounds <= elapsed / CANCEL_INTERVAL_S + 1
+        if len(checked) == len(names):
+            rounds.append(tick * TICK_S)
+            assert checked == names
+            checked = []
+        clock.advance(TICK_S)
+    assert len(rounds) == 5 and checked == []
+    # The checks of a round take their time, too.
+    assert rounds == pytest.approx([CANCEL_INTERVAL_S * n for n in range(5)], abs=0.02)
 
 
-def test_many_requests_are_checked_at_a_limited_rate():
+def test_many_requests_are_checked_at_a_limited_rate(clock):
     names = [str(number) for number in range(10 * CANCEL_CHECKS_PER_S)]
-    checked = []
-    started = time.monotonic()
     sweep = CancelSweep()
-    while time.monotonic() - started < 0.1:
+    checked = sweep.due(names)
+    for _ in range(512):
+        clock.advance(TICK_S)
         checked += sweep.due(names)
-        time.sleep(0.001)
-    elapsed = time.monotonic() - started
-    assert checked == names[: len(checked)]
-    assert CANCEL_CHECKS_PER_S * 0.05 < len(checked) <= CANCEL_CHECKS_PER_S * elapsed + 1
+    assert checked == names[: CANCEL_CHECKS_PER_S // 2]
+    assert len(sweep._queue) + len(checked) == len(names)  # no other round has begun
 
 
-def test_a_canceled_request_ends_later_and_once():
+def test_a_canceled_request_ends_later_and_once(clock):
     cancelled = CancelledSenders()
     cancelled.add("a")
     cancelled.add("b")
+    clock.advance(0.9 * CANCEL_SETTLE_S)
     assert list(cancelled.take_due()) == []
     assert len(cancelled) == 2
-    time.sleep(CANCEL_SETTLE_S)
     cancelled.add("c")
+    clock.advance(0.11 * CANCEL_SETTLE_S)
     assert list(cancelled.take_due()) == ["a", "b"]
     assert list(cancelled.take_all()) == ["c"]
     assert len(cancelled) == 0
