@@ -166,6 +166,8 @@ def prefill_config(arch: int, head_dim: int, item_size: int) -> PrefillConfig:
     """Return the configuration for heads of `head_dim` (padded) and `item_size`-byte queries."""
     costs = _PREFILL_COSTS
     if item_size == 4:
+        if head_dim > 256:
+            return PrefillConfig(16, 16, 16, num_stages=2, costs=costs, max_registers=128)
         return PrefillConfig(16, 32 if head_dim <= 128 else 16, 8, num_stages=2, costs=costs)
     if head_dim <= 64:
         # Left alone, the assembler for the B200 spills to fit a second program.

@@ -82,11 +82,11 @@ _GEMMA = Architecture(
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(llama),
-    "Llama4ForCausalLM": Architecture(llama4, head_dim=128),
     "MistralForCausalLM": Architecture(mistral),
     "MinistralForCausalLM": Architecture(ministral),
     "MixtralForCausalLM": Architecture(mixtral),
     "Ministral3ForCausalLM": Architecture(ministral3, head_dim=128),
+    "Llama4ForCausalLM": Architecture(llama4, head_dim=128),
     "BambaForCausalLM": Architecture(bamba),
     "FalconH1ForCausalLM": Architecture(falcon_h1),
     "FalconMambaForCausalLM": Architecture(falcon_mamba, tied_embeddings=True),
