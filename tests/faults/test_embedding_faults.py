@@ -28,6 +28,6 @@ def test_open_embedding_requests_go_on_with_the_next_engine(tmp_path: Path) -> N
             assert not all(call.done() for call in calls)
             kill_engine(server)
             after = [call.result().vector for call in calls]
-        assert metrics(server)["engine_restarts_total"] == 1
+        wait_for(lambda: metrics(server)["engine_restarts_total"] == 1, LOAD_TIMEOUT_S)
         wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S)
     assert all((a == b).all() for a, b in zip(before, after, strict=True))

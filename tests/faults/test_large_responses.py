@@ -147,7 +147,7 @@ def test_what_open_requests_will_return_is_limited(tmp_path: Path) -> None:
                 )
             assert ask(server, "x", return_context_logits=False)[0] == 200
         assert answered and refused
-        assert metrics(server)["request_refused_total"] == refused
+        wait_for(lambda: metrics(server)["request_refused_total"] == refused, 30)
         assert one(0)[0] == 200  # all room is free again
 
 

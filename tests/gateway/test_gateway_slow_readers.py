@@ -102,6 +102,7 @@ def test_a_reader_that_falls_too_far_behind_is_left_alone(server, client):
     with running_gateway(
         "--triton", server.running.grpc_url, "--max-stream-backlog", "256"
     ) as gateway:
+        server.wait_for("kv_blocks_used", 0)  # all tokens so far are counted
         generated = server.metrics()["generation_tokens_total"]
         with unread(gateway, LARGE) as connection, gateway.sdk() as api:
             server.wait_for("num_requests_running", 1)

@@ -25,8 +25,9 @@ from paged_backend.launch.server_process import RunningServer
 DEMO = Path(BUNDLED_MODELS["demo"])
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO)
 PROMPT, MAX_TOKENS = "What does abs do?", 48
-# One without experts, one with them, one with states, one of transformers.
-FEW = "gemma2", "gpt-oss", "qwen3-next", "cohere2"
+# One with windows and experts, one with states, one of transformers; engines of the demo model are
+# killed in the tests of faults.
+FEW = "gpt-oss", "qwen3-next", "cohere2"
 CHOSEN = (*FAMILIES, *FALLBACKS) if os.environ.get("PAGED_FAMILIES") == "all" else FEW
 
 BATCHES = [CHOSEN[start : start + 5] for start in range(0, len(CHOSEN), 5)]

@@ -48,7 +48,13 @@ def test_models_that_transformers_computes(
         assert getattr(several.executor.info, name) < 0.75 * getattr(one.executor.info, name)
 
 
-@pytest.mark.parametrize("family", ["qwen3-next", "granite-hybrid", "lfm2", "jamba"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("qwen3-next", "granite-hybrid"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("lfm2", "jamba")),
+    ],
+)
 def test_greedy_tokens_of_states(family: str, tmp_path: Path) -> None:
     """They are those of transformers."""
     oracle, work = Oracle(family, tmp_path), mixed_work(6)
