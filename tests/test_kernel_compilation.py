@@ -180,6 +180,11 @@ def test_the_table_describes_these_kernels():
     }
 
 
+def tensor_cores(case: str, arch: int) -> str:
+    """The instruction of prefill; tiles of wide heads are too small for the newer ones."""
+    return "mma" if "heads of 512" in case else TENSOR_CORES[arch]
+
+
 @pytest.mark.parametrize("arch", aot.DEVICES)
 def test_all_listed_binaries_fit_the_device(arch: int):
     for case, found in LISTED_BINARIES:
@@ -191,7 +196,7 @@ def test_all_listed_binaries_fit_the_device(arch: int):
             assert found.instructions["cp.async"] > 0, found
             assert found.instructions["ld.narrow"] == 0, found
         if found.kernel == "_prefill_kernel":
-            assert (found.instructions[TENSOR_CORES[arch]] > 0) != ("fp32" in case), found
+            assert (found.instructions[tensor_cores(case, arch)] > 0) != ("fp32" in case), found
 
 
 @pytest.mark.parametrize("arch", aot.DEVICES)
@@ -318,7 +323,7 @@ def prefill_uses_the_tensor_cores_to_the_full(case: str, arch: int, compiled: Co
         if found.kernel != "_prefill_kernel":
             continue
         exact = "fp32" in case  # which no tensor core is
-        assert (found.instructions[TENSOR_CORES[arch]] > 0) != exact, found
+        assert (found.instructions[tensor_cores(case, arch)] > 0) != exact, found
 
 
 _OF_DECODING = (attention_loads_ahead_and_wide, as_many_programs_fit_as_decoding_is_planned_for)
