@@ -102,7 +102,7 @@ def test_qwen_windows(load: Load, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "must be one of LlamaForCausalLM, Llama4"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "must be one of LlamaForCausalLM, Mistral"),
         ({"architectures": None}, "architectures must be one of"),
         ({"hidden_size": "absent"}, "hidden_size is missing"),
         ({"hidden_size": 65}, "must divide hidden_size"),
