@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     from paged_backend.tools.bench.constrained import Constraint
     from paged_backend.tools.bench.offline import OfflineBench
+    from paged_backend.values.garbage import keep_loaded
 
     constraint = None
     if args.structured_outputs is not None:
@@ -76,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     workload = WorkloadOptions(**flag_values(args, WorkloadOptions))
     peer = chosen_peer(args, args.peer_dtype)
     use_threads(args)
-    report = OfflineBench(engine_options(args)).run(
+    bench = OfflineBench(engine_options(args))
+    keep_loaded()  # as the process of a served engine does
+    report = bench.run(
         workload,
         concurrency=args.concurrency,
         rounds=args.rounds or (ROUNDS if peer or constraint else 1),
