@@ -90,7 +90,8 @@ def test_all_formats_have_heads() -> None:
 def test_three_times_the_text_takes_three_times_the_time(parser: str) -> None:
     """White space, names that never end, deep values, unclosed strings, many marks, reasoning.
 
-    A reader that scans its text again for each piece would take nine times the time.
+    A reader that scans its text again for each piece would take nine times the time. A linear one
+    takes up to five and a half times: a name that is too long costs less than the text after it.
     """
     for head in ("", "<think>", "<think><tool_call>", *HEADS[parser]):
         for unit in UNITS:
@@ -99,7 +100,7 @@ def test_three_times_the_text_takes_three_times_the_time(parser: str) -> None:
             for _ in range(8):  # a busy machine only adds time
                 once = min(once, seconds(parser, text[:LENGTH]))
                 thrice = min(thrice, seconds(parser, text))
-                if thrice < 5 * once and thrice < len(text) * READING_S_PER_CHARACTER:
+                if thrice < 7 * once and thrice < len(text) * READING_S_PER_CHARACTER:
                     break
             else:
                 pytest.fail(f"{head!r}, {unit!r}: {once:.3f} s, three times {thrice:.3f} s")
