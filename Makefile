@@ -57,17 +57,17 @@ demo: install
 serve: install
 	$(BIN)/paged-backend serve $(MODEL)
 
-# Kernels first, under Triton's interpreter, which is chosen for a whole process. Tests with servers
-# wait for a quarter of the time with three files at a time on two cores, so four run. Files in the
-# order of their names end with short ones; by default, files with few but long tests would come last.
-# A thread of torch that waits leaves its core to others. What was compiled to bytecode is kept for the
-# next of many processes.
+# Kernels first, under Triton's interpreter, which is chosen for a whole process. The tests of a file
+# share their servers, for which they often wait, so three files use two cores; four take longer. Files
+# in the order of their names end with short ones; by default, files with few but long tests would come
+# last. A thread of torch that waits leaves its core to others. What was compiled to bytecode is kept
+# for the next of many processes.
 test: export OMP_WAIT_POLICY := passive
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
 	$(BIN)/python -m pytest $(WAITING) $(SKIPPED) -m "not gpu and not soak and not server"
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(SKIPPED) \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(SKIPPED) \
 	  -m "not gpu and not soak and server"
 
 # `check` is `test` for a developer: it skips the tests of the measuring tools, if nothing of them
