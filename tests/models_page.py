@@ -71,8 +71,8 @@ bits, not 8. Ranks divide the heads, and each keeps whole rows. Layers of a chec
 more tokens of a step (`num_nextn_predict_layers`) are not loaded.
 """
 CHUNKS = """
-In most layers of Llama 4, a token sees the tokens of its own chunk only (`attention_chunk_size`);
-the other layers see all tokens and have no rotary embedding. Blocks of earlier chunks are freed,
+Most layers of Llama 4 attend within chunks of `attention_chunk_size` tokens; the other layers
+attend to all earlier tokens and have no rotary embedding. Blocks of earlier chunks are freed,
 and after a prefix hit only those of the chunk that goes on must be cached, none at the start of a
 chunk. The weights of experts are factors on what they read. With `use_qk_norm`, the rotary
 embedding may be scaled as `linear`, `dynamic` or `llama3` only.

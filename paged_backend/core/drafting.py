@@ -13,7 +13,7 @@ from paged_backend.core.stopping import can_be_drafted, max_draft_tokens, may_aw
 
 
 class Drafting:
-    """Asks a drafter, within the limits of a step, of a sequence and of its grammar.
+    """Asks a drafter for drafts that fit a step, their sequences and their grammars.
 
     Args:
         config: the limits of a step.

@@ -34,7 +34,7 @@ class StateSlots:
         layout: the number of slots and the tokens between checkpoints.
         block_size: tokens of a block.
         key_of: function that returns the key of the block of a sequence that ends at a position;
-            None if the prefix cache is off, and then there are no checkpoints.
+            None if the prefix cache is off; no checkpoints are kept then.
 
     Attributes:
         pool: allocates the slots.

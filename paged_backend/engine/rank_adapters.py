@@ -134,7 +134,7 @@ class _ReadByAll:
 
 
 class RankAdapters:
-    """Adapters of the first rank, which tells the other ranks what to do; see `AdapterStore`.
+    """The adapters of the first rank, which sends changes to the other ranks; see `AdapterStore`.
 
     Args:
         own: the adapters that this rank holds.

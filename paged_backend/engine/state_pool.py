@@ -79,7 +79,7 @@ def sized(
         limits: limits of a step.
         ranks: the ranks, which get equal numbers of slots.
         device: where ranks exchange tensors.
-        alone: the model has no attention, so that states may have all of the pool.
+        alone: the pool holds nothing but states, so that they may have all of it.
 
     Raises:
         ConfigError: there is no room for one sequence.

@@ -57,8 +57,8 @@ def kv_cache_format(
         supported: what the platform can store; the first one is the default.
 
     Raises:
-        ConfigError: the platform does not support the dtype, or some layers lack scales, or they
-            keep latent vectors or positions and the dtype has 8 bits, or there are no layers.
+        ConfigError: the platform does not support the dtype; some layers lack scales; the dtype has
+            8 bits and layers keep latent vectors or positions; or there are no layers.
     """
     if option == "auto":
         return KVCacheFormat(supported[0])

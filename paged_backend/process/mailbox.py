@@ -10,7 +10,7 @@ import zmq
 from paged_backend.process import wire
 from paged_backend.process.lifetime import ProcessId, open_process
 
-MAX_MESSAGES = 256  # that are handled before the next step, so that a flood of them cannot stop it
+MAX_MESSAGES = 256  # messages that are handled before a step, so that no flood stops the steps
 SERVER = ""  # stands for the server among the names of the front ends
 
 

@@ -42,7 +42,7 @@ _SUFFIX_MIN = 1  # tokens that a match has at least, for ``suffix``
 
 class _Guess(NamedTuple):
     draft: Draft
-    evidence: list[Evidence]  # for each token
+    evidence: list[Evidence]  # one entry for each token of the draft
     place: int  # number of tokens of the sequence before the guess
 
 

@@ -209,7 +209,7 @@ class StateChunks(NamedTuple):
     """
 
     size: int  # a power of two
-    few: int  # up to so many tokens of a sequence in a step are computed one by one
+    few: int  # a step computes at most this many tokens of a sequence one by one, more in chunks
 
 
 class StateLayout(NamedTuple):

@@ -382,7 +382,7 @@ def test_stop_strings_that_are_too_long_to_go_with_each_response(llm: Client) ->
 
 
 def start_long(client: Client, max_tokens: int) -> Any:
-    """A stream of so many tokens, after its first chunk."""
+    """A stream of `max_tokens` tokens, after its first chunk."""
     stream = client.stream("What does", temperature=0, max_tokens=max_tokens, ignore_eos=True)
     next(stream)
     return stream

@@ -44,7 +44,7 @@ def change(folder: Path, part: str, change_to: float | None) -> int:
     [f"linear_{name}_adapter_list.2.1" for name in "qkv"] + ["gate_up_proj_adapter_list.2.1"],
 )
 def test_an_adapter_that_is_left_out_shows(wanted: torch.Tensor, part: str, tmp_path: Path) -> None:
-    """That of the third use alone, which is the second one of its block."""
+    """The adapter belongs to the third use of a block, the second use of that block."""
     torch.testing.assert_close(logits(tmp_path, {}), wanted, atol=1e-4, rtol=1e-4)
     assert change(tmp_path, part, 0.0) == 1
     assert (logits(tmp_path, {}) - wanted).abs().max() > 1e-2

@@ -25,7 +25,7 @@ from paged_backend.tools.scrape import MetricsWatch, Scrape
 NAMES = ("os.path.join", "textwrap.dedent", "math.isclose")
 COLORS = ("cyan", "magenta", "green")
 REFRESH_PER_S = 30
-INTERVAL_S = 0.01  # from one reading of the metrics to the next
+INTERVAL_S = 0.01  # time between two readings of the metrics
 SETTLE_S = 0.2  # the server publishes the last counts a moment after the last response
 PANEL_HEIGHT = 6
 METRICS = (

@@ -60,7 +60,7 @@ class DecodingEngine(PeerEngine, Protocol):
 
 
 class SteadyEngine(PeerEngine, Protocol):
-    """An engine whose steps nobody sees, and that measures itself while all requests decode."""
+    """An engine that hides its steps and measures its own rate while all requests decode."""
 
     def steady(self, prompts: list[list[int]]) -> tuple[float, str]:
         """Run all prompts; returns tokens per second, and the name of the attention."""
