@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 _SIZES = {
     "vocab_size": 199,
@@ -127,11 +129,13 @@ _DELTA = {
 }
 
 
-# Two groups of heads; the values have another size than the hidden states.
+# transformers 5.17, which a machine with a GPU may have, norms all groups of a family together.
+_NUM_GROUPS = 2 if "group_size" in inspect.signature(MambaRMSNormGated.__init__).parameters else 1
+# Groups of heads; the values have another size than the hidden states.
 _MAMBA2 = {
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
-    "mamba_n_groups": 2,
+    "mamba_n_groups": _NUM_GROUPS,
     "mamba_d_state": 24,
     "pad_token_id": 0,
     "time_step_limit": [0.1, 1.5],
@@ -437,7 +441,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "mamba2",
         "num_heads": 8,
         "head_dim": 16,
-        "n_groups": 2,
+        "n_groups": _NUM_GROUPS,
         "state_size": 24,
         "layer_norm_epsilon": 2e-3,
         "pad_token_id": 0,

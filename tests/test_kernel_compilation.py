@@ -117,6 +117,9 @@ BUCKETS = {
     # Keys of few queries are split, those of many are not.
     ("prefill", "_prefill_kernel"): 2,
     ("latent prefill", "_latent_kernel"): 2,
+    # Few sequences are divided among more programs, with tiles of another size.
+    ("latent decode", "_latent_kernel"): 2,
+    ("latent decode", "_plan_kernel"): 2,
     # Tiles for up to 16 rows, and for up to 64.
     ("dense matmul", "_dense_kernel"): 2,
     ("dense matmul", "_gated_kernel"): 2,

@@ -26,7 +26,7 @@ from paged_kernels._rates import Rates, time_steps
 from paged_kernels._states import find_tile, load_state, store_state
 from paged_kernels.dependent_launch import wait_for_launch_before
 from paged_kernels.device import Device
-from paged_kernels.tuning import chunks_config
+from paged_kernels.tuning import decayed_chunks_config
 
 
 @triton.jit(do_not_specialize=["first_seq", "num_seqs", "num_tokens"])
@@ -197,7 +197,7 @@ def add_chunks(
     # Scores, each as two numbers, and the factors of rows.
     scores = torch.empty((2, num_tokens, heads, CHUNK.value), dtype=q.dtype, device=q.device)
     factors = torch.empty((2, heads, num_tokens), dtype=torch.float32, device=q.device)
-    config = chunks_config(device.arch, q.shape[2])
+    config = decayed_chunks_config(device.arch, q.shape[2])
     tiles = num_tokens // CHUNK.value + 2 * (num_seqs - first_seq)
     _scores_kernel[(tiles, heads)](
         q,

@@ -64,16 +64,18 @@ def load_tile(
     LINES: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALL_LINES: tl.constexpr = False,
+    PARTS: tl.constexpr = 1,
 ):
     """Load columns from `start` on of the lines at `ptr`, as [LINES, COLUMNS].
 
     Lines are `WIDTH` elements apart. There is zero beyond their width, and beyond `num_lines`
-    unless `ALL_LINES` are known to exist.
+    unless `ALL_LINES` are known to exist. A caller loads blocks of `PARTS` tiles, of which the last
+    one may end beyond the width.
     """
     lines = tl.arange(0, LINES)
     columns = tl.arange(0, COLUMNS)
     pointers = ptr + start + (lines * WIDTH)[:, None] + columns[None, :]
-    if WIDTH % COLUMNS != 0:
+    if WIDTH % (PARTS * COLUMNS) != 0:
         mask = (start + columns < WIDTH)[None, :] & (lines < num_lines)[:, None]
         return tl.load(pointers, mask=mask, other=0.0)
     if ALL_LINES:

@@ -1,7 +1,9 @@
 """Products of 16-bit activations with weights of 4 or 8 bits that are unpacked in registers.
 
-Numbers are packed into 32-bit words along the rows, the first one in the lowest bits. The rounding
-of weights to a grid with a scale for each group: Frantar et al., "GPTQ" (2022), section 4.
+`packed_words` has the order of the numbers in 32-bit words: each word has two numbers that are
+neighbors in a row, 16 bits apart, so that both are unpacked at once and are where the tensor cores
+expect them. The rounding of weights to a grid with a scale for each group: Frantar et al., "GPTQ"
+(2022), section 4.
 """
 
 from __future__ import annotations
@@ -23,65 +25,108 @@ from paged_kernels.dependent_launch import wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
+from paged_kernels.packed_words import PART, num_words
 from paged_kernels.tuning import packed_matmul_config
 
 GROUP_SIZES = (32, 64, 128)
-_BLOCK_BITS = 512  # bits of a row per iteration where it is one group
-# The bits of the float32 2**23. It has no bits for a fraction: in the lowest bits is an integer.
-_INTEGERS = tl.constexpr(0x4B000000)
-_FIRST_INTEGER = tl.constexpr(float(2**23))
-_FLOAT8_TO_FLOAT32 = tl.constexpr(float(2**120))  # by the difference of the exponents' biases
+_FLOAT32_INTEGERS = tl.constexpr(0x4B000000)  # the bits of the float32 2**23
 
 
 @triton.jit
-def _unpacked(words, zeros, dtype: tl.constexpr, BITS: tl.constexpr, FLOAT8: tl.constexpr):
-    """Unpack words [FEATURES, WORDS] to exact numbers: differences to zeros [FEATURES], or float8.
+def _halves(words, dtype: tl.constexpr):
+    """Return the low and the high half of each word [FEATURES, WORDS], [FEATURES, PART]."""
+    halves = tl.join(words.to(tl.int16), (words >> 16).to(tl.int16))
+    return tl.reshape(halves, [words.shape[0], 2 * words.shape[1]]).to(dtype, bitcast=True)
 
-    Bits become a float32 in place of a conversion, which is slow, or which a device lacks.
+
+@triton.jit
+def _numbers(
+    words, zeros, part: tl.constexpr, dtype: tl.constexpr, BITS: tl.constexpr, FLOAT8: tl.constexpr
+):
+    """Unpack a part of a block [FEATURES, PART]: differences to zeros [FEATURES], or float8.
+
+    All numbers are exact. The bits of an integer go to the lowest bits of a float that has no bits
+    for a fraction, two numbers at a time. That takes a quarter of the instructions of a conversion.
     """
-    PER_WORD: tl.constexpr = 32 // BITS
-    shifts = tl.arange(0, PER_WORD) * BITS
-    stored = (words[:, :, None] >> shifts[None, None, :]) & (2**BITS - 1)
-    stored = tl.reshape(stored, [words.shape[0], PER_WORD * words.shape[1]])
-    if FLOAT8:
-        bits = ((stored & 128) << 24) | ((stored & 127) << 20)
-        return (bits.to(tl.float32, bitcast=True) * _FLOAT8_TO_FLOAT32).to(dtype)
+    stored = words >> (BITS * part)
+    if FLOAT8:  # their sum with the difference of the exponents' biases is the exponent
+        shift: tl.constexpr = 4 if dtype == tl.bfloat16 else 7
+        scale: tl.constexpr = 2.0**120 if dtype == tl.bfloat16 else 2.0**8
+        stored = ((stored & 0x00800080) << 8) | ((stored & 0x007F007F) << shift)
+        return _halves(stored, dtype) * tl.full([1, 1], scale, tl.float32).to(dtype)
+    elif BITS == 8 and dtype == tl.bfloat16:  # which has too few bits for it
+        both = tl.join(stored & 255, (stored >> 16) & 255) | _FLOAT32_INTEGERS
+        both = tl.reshape(both, [words.shape[0], 2 * words.shape[1]]).to(tl.float32, bitcast=True)
+        return (both - zeros[:, None]).to(dtype)
     else:
-        numbers = (stored | _INTEGERS).to(tl.float32, bitcast=True)
-        return (numbers - zeros[:, None]).to(dtype)
+        lowest: tl.constexpr = 0x000F000F if BITS == 4 else 0x00FF00FF
+        integers: tl.constexpr = 0x43004300 if dtype == tl.bfloat16 else 0x64006400
+        return _halves((stored & lowest) | integers, dtype) - zeros[:, None].to(dtype)
 
 
 @triton.jit
-def _load_zeros(
+def _load_factors(
+    scales_ptr,
     zero_points_ptr,
-    block,
+    group,
     num_features,
     GROUPS: tl.constexpr,
     FEATURES: tl.constexpr,
+    FIRST_INTEGER: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Load what `_unpacked` subtracts from the features' numbers in one block of columns."""
+    """Load the features' scales [FEATURES] in a group, and what `_numbers` subtracts from theirs.
+
+    Beyond the last group they are those of the last one.
+    """
     PER_WORD: tl.constexpr = 32 // BITS
-    if zero_points_ptr is None:
-        zeros = tl.full([FEATURES], 2 ** (BITS - 1), tl.float32)
-    else:
-        feature = tl.arange(0, FEATURES)
-        group = tl.minimum(block, GROUPS - 1)
+    feature = tl.arange(0, FEATURES)
+    exists = feature < num_features
+    group = tl.minimum(group, GROUPS - 1)
+    scales = tl.full([FEATURES], 1.0, tl.float32)
+    if scales_ptr is not None:
+        pointers = scales_ptr + group + feature * GROUPS
+        scales = tl.load(pointers, mask=exists, other=0.0).to(tl.float32)
+    zeros = tl.full([FEATURES], 2 ** (BITS - 1), tl.float32)
+    if zero_points_ptr is not None:
         pointers = zero_points_ptr + group // PER_WORD + feature * triton.cdiv(GROUPS, PER_WORD)
-        words = tl.load(pointers, mask=feature < num_features, other=0)
+        words = tl.load(pointers, mask=exists, other=0)
         zeros = ((words >> (group % PER_WORD * BITS)) & (2**BITS - 1)).to(tl.float32)
-    return zeros + _FIRST_INTEGER
+    return scales, zeros + FIRST_INTEGER
 
 
 @triton.jit
-def _load_scales(scales_ptr, block, num_features, GROUPS: tl.constexpr, FEATURES: tl.constexpr):
-    """Load the features' scales [FEATURES] in one block of columns, the last one's beyond it."""
-    if scales_ptr is None:
-        return tl.full([FEATURES], 1.0, tl.float32)
-    else:
-        feature = tl.arange(0, FEATURES)
-        pointers = scales_ptr + tl.minimum(block, GROUPS - 1) + feature * GROUPS
-        return tl.load(pointers, mask=feature < num_features, other=0.0).to(tl.float32)
+def _factors_of_block(
+    scales_ptr,
+    zero_points_ptr,
+    start,
+    num_features,
+    PART: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    FIRST_INTEGER: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """Load the scales and zeros of the parts from column `start` on, of four at most."""
+    return (
+        _load_factors(
+            scales_ptr, zero_points_ptr, start // GROUP, num_features,
+            GROUPS, FEATURES, FIRST_INTEGER, BITS,
+        ),
+        _load_factors(
+            scales_ptr, zero_points_ptr, (start + PART) // GROUP, num_features,
+            GROUPS, FEATURES, FIRST_INTEGER, BITS,
+        ),
+        _load_factors(
+            scales_ptr, zero_points_ptr, (start + 2 * PART) // GROUP, num_features,
+            GROUPS, FEATURES, FIRST_INTEGER, BITS,
+        ),
+        _load_factors(
+            scales_ptr, zero_points_ptr, (start + 3 * PART) // GROUP, num_features,
+            GROUPS, FEATURES, FIRST_INTEGER, BITS,
+        ),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -98,33 +143,47 @@ def _sum_split(
     SPLIT_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
+    PART: tl.constexpr,
+    GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    FIRST_INTEGER: tl.constexpr,
     BITS: tl.constexpr,
     FLOAT8: tl.constexpr,
 ):
     """Return the sums [FEATURES, ROWS] over one split of K, scaled unless there is one group."""
-    PER_WORD: tl.constexpr = 32 // BITS
-    WORDS: tl.constexpr = triton.cdiv(K, PER_WORD)
+    PARTS: tl.constexpr = 16 // BITS
+    BLOCK: tl.constexpr = PART * PARTS
+    WORDS: tl.constexpr = PART // 2  # words of a block
     begin = split * SPLIT_SIZE
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
     total = tl.zeros([FEATURES, ROWS], tl.float32)
-    # Scales are loaded a group ahead: the loop's pipeline has only what is multiplied.
-    scales = _load_scales(scales_ptr, begin // BLOCK_K, num_features, GROUPS, FEATURES)
-    for start in range(begin, tl.minimum(begin + SPLIT_SIZE, K), BLOCK_K):
-        block = start // BLOCK_K
-        ahead = _load_scales(scales_ptr, block + 1, num_features, GROUPS, FEATURES)
-        zeros = _load_zeros(zero_points_ptr, block, num_features, GROUPS, FEATURES, BITS)
-        words = load_tile(
-            packed_ptr, num_features, start // PER_WORD, WORDS, FEATURES, BLOCK_K // PER_WORD,
-            N % FEATURES == 0,
+    # Factors are loaded a block ahead: the loop's pipeline has only what is multiplied.
+    factors = _factors_of_block(
+        scales_ptr, zero_points_ptr, begin, num_features,
+        PART, GROUP, GROUPS, FEATURES, FIRST_INTEGER, BITS,
+    )  # fmt: skip
+    for start in range(begin, tl.minimum(begin + SPLIT_SIZE, K), BLOCK):
+        ahead = _factors_of_block(
+            scales_ptr, zero_points_ptr, start + BLOCK, num_features,
+            PART, GROUP, GROUPS, FEATURES, FIRST_INTEGER, BITS,
         )  # fmt: skip
-        x = load_tile(x_ptr, num_rows, start, K, ROWS, BLOCK_K)
-        w = _unpacked(words, zeros, x.dtype, BITS, FLOAT8)
-        if GROUPS == 1:
-            total = tl.dot(w, tl.trans(x), total)
-        else:
-            total = tl.fma(tl.dot(w, tl.trans(x)), scales[:, None], total)
-        scales = ahead
+        words = load_tile(
+            packed_ptr, num_features, start // BLOCK * WORDS, WORDS * triton.cdiv(K, BLOCK),
+            FEATURES, WORDS, N % FEATURES == 0,
+        )  # fmt: skip
+        group_sum = tl.zeros([FEATURES, ROWS], tl.float32)
+        for part in tl.static_range(PARTS):
+            scales, zeros = factors[part]
+            x = load_tile(x_ptr, num_rows, start + part * PART, K, ROWS, PART, False, PARTS)
+            w = _numbers(words, zeros, part, dtype, BITS, FLOAT8)
+            if GROUPS == 1:
+                total = tl.dot(w, tl.trans(x), total)
+            else:
+                group_sum = tl.dot(w, tl.trans(x), group_sum)
+                if (part + 1) * PART % GROUP == 0 or part + 1 == PARTS:
+                    total = tl.fma(group_sum, scales[:, None], total)
+                    group_sum = tl.zeros([FEATURES, ROWS], tl.float32)
+        factors = ahead
     return total
 
 
@@ -146,8 +205,10 @@ def _packed_matmul_kernel(
     PARTIAL: tl.constexpr,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
+    PART: tl.constexpr,
+    GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    FIRST_INTEGER: tl.constexpr,
     BITS: tl.constexpr,
     FLOAT8: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -157,7 +218,8 @@ def _packed_matmul_kernel(
     first_row, first_feature = first_of_tile(rows, N, ROWS, FEATURES)
     x_ptr += first_row.to(tl.int64) * K
     PER_WORD: tl.constexpr = 32 // BITS
-    packed_ptr += first_feature.to(tl.int64) * triton.cdiv(K, PER_WORD)
+    BLOCK: tl.constexpr = PART * 16 // BITS
+    packed_ptr += first_feature.to(tl.int64) * (triton.cdiv(K, BLOCK) * (PART // 2))
     if scales_ptr is not None:
         scales_ptr += first_feature.to(tl.int64) * GROUPS
     if zero_points_ptr is not None:
@@ -168,7 +230,8 @@ def _packed_matmul_kernel(
     for split in range(first_split, first_split + SPLITS):
         total += _sum_split(
             x_ptr, packed_ptr, scales_ptr, zero_points_ptr, num_rows, num_features, split,
-            N, K, SPLIT_SIZE, ROWS, FEATURES, GROUPS, BLOCK_K, BITS, FLOAT8,
+            N, K, SPLIT_SIZE, ROWS, FEATURES, PART, GROUP, GROUPS, FIRST_INTEGER, BITS,
+            FLOAT8,
         )  # fmt: skip
     store_tile(
         out_ptr, total, row_scales_ptr, feature_scales_ptr, bias_ptr,
@@ -191,10 +254,10 @@ def packed_matmul(
 
     Args:
         x: [rows, K] bfloat16 or float16.
-        packed: [N, ceil(K * bits / 32)] int32.
+        packed: [N, :func:`num_words`] int32, as `packed_words.pack_words` returns.
         scales: [N, groups], groups = ceil(K / group_size).
         group_size: 32, 64, 128, or -1 for one group.
-        zero_points: [N, ceil(groups * bits / 32)] int32, packed like the weights.
+        zero_points: [N, ceil(groups * bits / 32)] int32, the first one in the lowest bits.
         bias: [N].
         bits: 4 or 8.
         float8: True if the numbers are float8_e4m3fn, False if they are integers.
@@ -204,10 +267,10 @@ def packed_matmul(
             groups of that size.
     """
     check_tensor("x", x, (None, None), (torch.bfloat16, torch.float16), like=x)
-    device_of("x", x)
+    device = device_of("x", x)
     rows, width = x.shape
     per_word = 32 // bits
-    check_tensor("packed", packed, (None, triton.cdiv(width, per_word)), torch.int32, like=x)
+    check_tensor("packed", packed, (None, num_words(width, bits)), torch.int32, like=x)
     features = len(packed)
     check_product(x, features, bias, x.dtype)
     known = group_size == -1 or group_size in GROUP_SIZES
@@ -218,17 +281,25 @@ def packed_matmul(
         check(not float8, "zero_points", "must be None for float8_e4m3fn")
         shape = features, triton.cdiv(groups, per_word)
         check_tensor("zero_points", zero_points, shape, torch.int32, like=x)
-    block = _BLOCK_BITS // bits if groups == 1 else group_size
     return launch_matmul(
         _packed_matmul_kernel,
         x,
         (packed, scales if groups > 1 else None, zero_points),
         features,
         Epilogue(feature_scales=scales if groups == 1 else None, bias=bias),
-        packed_matmul_config(rows, block),
+        packed_matmul_config(device.arch, rows, grouped=groups > 1),
         x.dtype,
+        PART=PART,
+        GROUP=max(width, 1) if groups == 1 else group_size,
         GROUPS=groups,
-        BLOCK_K=block,
+        FIRST_INTEGER=_first_integer(x.dtype, bits),
         BITS=bits,
         FLOAT8=float8,
     )
+
+
+def _first_integer(dtype: torch.dtype, bits: int) -> float:
+    """Return the float with the bits that `_numbers` sets, and 0 in those of an integer."""
+    if dtype == torch.float16:
+        return 2.0**10
+    return 2.0**7 if bits == 4 else 2.0**23

@@ -18,6 +18,7 @@ from paged_kernels.dense_matmul import MAX_ROWS, dense_matmul, dense_matmul_silu
 from paged_kernels.experts import experts
 from paged_kernels.int4 import PER_WORD
 from paged_kernels.low_rank import expand, shrink
+from paged_kernels.packed_words import num_words
 from paged_kernels.quantize_rows import quantize_rows
 from paged_kernels.scaled_matmul import scaled_matmul
 from paged_kernels.w4a16_matmul import w4a16_matmul
@@ -103,7 +104,7 @@ def _w4a16_matmul(
     def call(num_tokens: int) -> Tensor:
         return w4a16_matmul(
             empty(num_tokens, width, dtype=dtype),
-            ints(features, width // PER_WORD),
+            ints(features, num_words(width, 4)),
             empty(features, groups, dtype=dtype),
             group_size=group_size,
             zero_points=ints(features, -(-groups // PER_WORD)) if zero_points else None,
@@ -123,7 +124,7 @@ def _w8a16_matmul(
     def call(num_tokens: int) -> Tensor:
         return w8a16_matmul(
             empty(num_tokens, width, dtype=BF16),
-            ints(features, width // 4),
+            ints(features, num_words(width, 8)),
             empty(features, groups, dtype=FP32 if float8 else BF16),
             group_size=group_size,
             float8=float8,
@@ -211,6 +212,7 @@ PRODUCT_CASES = (
     _w4a16_matmul(_DOWN, 128),
     _w4a16_matmul(_QKV, 128, zero_points=True),
     _w4a16_matmul(_GATE_UP, 64),
+    _w4a16_matmul(_GATE_UP, 32),
     _w4a16_matmul(_QKV, 32, zero_points=True),
     _experts(_MIXTRAL),
     _experts(_MIXTRAL, FP32),

@@ -32,7 +32,10 @@ from paged_kernels.splits import (
 from paged_kernels.tuning import LatentConfig, latent_config
 
 MAX_RANK, MAX_ROTARY = 512, 256
-_MERGED_AT_ONCE = 8192  # elements of splits; more would be spilled
+_PROMPT_ROWS = 64  # queries times heads of a program, at most
+_FEW_ROWS = 256  # queries times heads of a step, at most, for which a program has 16 of them
+_MERGED_AT_ONCE = 32768  # elements of splits; more would be spilled
+_MERGED_TILE = 8192  # elements of a split among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,12 @@ def _parts(q: Tensor, rank: int, num_seqs: int, num_decodes: int) -> list[_Part]
         num_tokens = num_decodes if is_decode else len(q) - num_decodes
         if not num_tokens:
             continue
-        config = latent_config(device.arch, triton.next_power_of_2(rank), q.element_size())
-        heads = min(triton.next_power_of_2(num_heads), config.rows)
+        heads = triton.next_power_of_2(num_heads)
+        rows = heads if is_decode else _PROMPT_ROWS
+        if is_decode and num_tokens * heads <= _FEW_ROWS:
+            rows = 16
+        config = latent_config(device.arch, triton.next_power_of_2(rank), q.element_size(), rows)
+        heads = min(heads, config.rows)
         queries = 1 if is_decode else config.rows // heads
         # One extra tile per sequence, because its last tile may be partly empty.
         num_tiles = num_tokens if is_decode else num_tokens // queries + end - first
@@ -211,6 +218,7 @@ def _launch(
         grid = len(plan.splits) * part.head_blocks
     rank_padded = max(16, triton.next_power_of_2(rank))
     rows = max(16, part.heads * part.queries)
+    merged_dims = min(rank_padded, _MERGED_TILE // rows)
     _latent_kernel[(grid,)](
         q,
         cache,
@@ -233,11 +241,12 @@ def _launch(
         ROTARY_PADDED=max(16, triton.next_power_of_2(row_size - rank)),
         BLOCK_SIZE=cache.shape[1],
         ROWS=rows,
-        MERGED_SPLITS=splits_at_once(rows, rank_padded, _MERGED_AT_ONCE),
+        MERGED_DIMS=merged_dims,
+        MERGED_SPLITS=splits_at_once(rows, merged_dims, _MERGED_AT_ONCE),
         TILE=part.config.tile,
         num_warps=part.config.num_warps,
         num_stages=part.config.num_stages,
-        maxnreg=255,  # left alone, the assembler spills to fit a second program
+        maxnreg=part.config.max_registers,
         **dependent_launch(part.device),
     )
 
@@ -270,6 +279,7 @@ def _latent_kernel(
     ROTARY_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    MERGED_DIMS: tl.constexpr,
     MERGED_SPLITS: tl.constexpr,
     TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -319,25 +329,17 @@ def _latent_kernel(
         q_row + RANK + turning[None, :], mask=real[:, None] & (turning < ROTARY)[None, :], other=0.0
     )
 
-    # All queries see [whole, full), and only some of them see [full, end).
-    end = tl.minimum(first_position + QUERIES, num_keys)
-    full = (first_position + 1) // TILE * TILE
-    whole = 0
+    first_key, end = 0, tl.minimum(first_position + QUERIES, num_keys)
     if splits_ptr is not None:
-        whole = tl.load(splits_ptr + split * 4 + 1)
+        first_key = tl.load(splits_ptr + split * 4 + 1)
         end = tl.load(splits_ptr + split * 4 + 2)
-        full = tl.minimum(tl.maximum(full, whole), end)
     table_ptr += seq.to(tl.int64) * table_stride
     highest = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, RANK_PADDED], tl.float32)
     highest, total, acc = _attend_rows(
-        q, q_rotary, cache_ptr, table_ptr, whole, full, num_keys, position, scale,
-        highest, total, acc, RANK, ROTARY, BLOCK_SIZE, TILE, False,
-    )  # fmt: skip
-    highest, total, acc = _attend_rows(
-        q, q_rotary, cache_ptr, table_ptr, full, end, num_keys, position, scale,
-        highest, total, acc, RANK, ROTARY, BLOCK_SIZE, TILE, True,
+        q, q_rotary, cache_ptr, table_ptr, first_key, end, num_keys, position, scale,
+        highest, total, acc, RANK, ROTARY, BLOCK_SIZE, TILE,
     )  # fmt: skip
 
     some = total > 0.0  # a query may see no key of a split
@@ -352,15 +354,26 @@ def _latent_kernel(
             count = tl.load(count_ptr + block)
             if not is_last(arrivals_ptr + block * BLOCKS + head_block, count):
                 return
-            acc, lse = merge_splits(
-                partial_ptr, partial_lse_ptr, tl.load(first_ptr + block), count, QUERIES,
-                row // GROUP, head, real, HEADS, RANK, RANK_PADDED, MERGED_SPLITS,
-            )  # fmt: skip
-            store_result(
-                out_ptr, None, token, head, real, acc, lse, HEADS, RANK, HEADS * RANK, RANK
-            )
+            first = tl.load(first_ptr + block)
+            for first_dim in range(0, RANK_PADDED, MERGED_DIMS):
+                some_of_acc, lse = merge_splits(
+                    partial_ptr, partial_lse_ptr, first, count, QUERIES,
+                    row // GROUP, head, real, HEADS, RANK, MERGED_DIMS, MERGED_SPLITS, first_dim,
+                )  # fmt: skip
+                store_result(
+                    out_ptr, None, token, head, real, some_of_acc, lse,
+                    HEADS, RANK, HEADS * RANK, RANK, first_dim,
+                )  # fmt: skip
             return
     store_result(out_ptr, None, token, head, real, acc, lse, HEADS, RANK, HEADS * RANK, RANK)
+
+
+@triton.jit
+def _load_columns(row_ptr, columns, COLUMNS: tl.constexpr):
+    """Load columns of rows; those from `COLUMNS` on are 0."""
+    if columns.shape[0] == COLUMNS:  # a mask takes registers
+        return tl.load(row_ptr + columns[None, :])
+    return tl.load(row_ptr + columns[None, :], mask=(columns < COLUMNS)[None, :], other=0.0)
 
 
 @triton.jit
@@ -381,36 +394,27 @@ def _attend_rows(
     ROTARY: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    MASKED: tl.constexpr,
 ):
     """Attend to the rows of the cache from `first`, a multiple of TILE, to `last`.
 
-    A query sees rows up to its own position and before `num_keys`; without MASKED the caller
-    guarantees that it sees all of them. Rows that no query sees are not read. Returns the softmax
-    state: maximum, sum, output.
+    A query sees rows up to its own position. Rows from `num_keys` on are not read. Returns the
+    softmax state: maximum, sum, output.
     """
     dims = tl.arange(0, acc.shape[1])
     turning = tl.arange(0, q_rotary.shape[1])
     offset = tl.arange(0, TILE)
     for start in range(first, last, TILE):
         keys = start + offset
+        # A row that exists in place of those that do not: weight 0 times NaN would be NaN.
+        real = tl.minimum(keys, num_keys - 1)
         # Block ids times the block's size can exceed 2**31.
-        blocks = tl.load(table_ptr + tl.minimum(keys, num_keys - 1) // BLOCK_SIZE).to(tl.int64)
-        rows = (blocks * BLOCK_SIZE + keys % BLOCK_SIZE) * (RANK + ROTARY)
-        visible = keys < num_keys
-        kept = (dims < RANK)[None, :]
-        kept_rotary = (turning < ROTARY)[None, :]
-        if MASKED:  # 0 without a key, as weight 0 times NaN is NaN
-            kept = kept & visible[:, None]
-            kept_rotary = kept_rotary & visible[:, None]
-        latent = tl.load(cache_ptr + rows[:, None] + dims[None, :], mask=kept, other=0.0)
-        rotary = tl.load(
-            cache_ptr + rows[:, None] + RANK + turning[None, :], mask=kept_rotary, other=0.0
-        )
+        blocks = tl.load(table_ptr + real // BLOCK_SIZE).to(tl.int64)
+        rows = (blocks * BLOCK_SIZE + real % BLOCK_SIZE) * (RANK + ROTARY)
+        latent = _load_columns(cache_ptr + rows[:, None], dims, RANK)
+        rotary = _load_columns(cache_ptr + rows[:, None] + RANK, turning, ROTARY)
         s = tl.dot(q, tl.trans(latent), input_precision="ieee")
         s = tl.dot(q_rotary, tl.trans(rotary), s, input_precision="ieee") * scale
-        if MASKED:
-            s = tl.where(keys[None, :] <= position[:, None], s, float("-inf"))
+        s = tl.where(keys[None, :] <= position[:, None], s, float("-inf"))
         now = tl.maximum(highest, tl.max(s, 1))
         weights = tl.exp2(s - now[:, None])
         shrink = tl.exp2(highest - now)

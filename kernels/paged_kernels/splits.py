@@ -26,7 +26,8 @@ from paged_kernels.errors import check
 from paged_kernels.tuning import SplitCosts
 from paged_kernels.windows import Window, WindowConstants, first_visible
 
-_SPLITS_AT_ONCE = 16  # splits of an item that a program plans or merges together
+_SPLITS_AT_ONCE = 16  # splits of an item that a program plans together
+_MERGED_AT_ONCE = 8  # splits of an item that a program loads together
 _ITEMS_AT_ONCE = 256  # items that the planning program reads together
 _MOST_PARTS = 64  # splits of the longest item, at most
 
@@ -123,7 +124,7 @@ def splits_at_once(rows: int, dim_padded: int, elements: int) -> int:
 
     A program has room for `elements` of them, but always for one split.
     """
-    return max(1, min(_SPLITS_AT_ONCE, elements // (rows * dim_padded)))
+    return max(1, min(_MERGED_AT_ONCE, elements // (rows * dim_padded)))
 
 
 def _new(like: Tensor, *shape: int) -> Tensor:
@@ -334,9 +335,13 @@ def store_result(
     DIM: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     OUT_HEAD_STRIDE: tl.constexpr,
+    first_dim=0,
 ):
-    """Store final rows [ROWS, DIM padded] and, unless `lse_ptr` is None, their log-sum-exp."""
-    dims = tl.arange(0, acc.shape[1])
+    """Store final rows [ROWS, DIM padded] and, unless `lse_ptr` is None, their log-sum-exp.
+
+    The columns of `acc` are those of the rows from `first_dim` on.
+    """
+    dims = first_dim + tl.arange(0, acc.shape[1])
     at = token * OUT_STRIDE + head * OUT_HEAD_STRIDE
     kept = real[:, None] & (dims < DIM)[None, :]
     tl.store(out_ptr + at[:, None] + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=kept)
@@ -371,37 +376,37 @@ def merge_splits(
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     SPLITS: tl.constexpr,
+    first_dim=0,
 ):
     """Merge `count` splits of an item from `first` on, always in the same order.
 
-    Returns the output [rows, DIM padded] and the log-sum-exp [rows] of the `real` ones of the rows
-    that `query` and `head` name.
+    Returns `DIM_PADDED` columns of the output from `first_dim` on, [rows, DIM_PADDED], and the
+    log-sum-exp [rows], of the `real` ones of the rows that `query` and `head` name.
     """
-    dims = tl.arange(0, DIM_PADDED)
+    dims = first_dim + tl.arange(0, DIM_PADDED)
     highest = tl.full(real.shape, LOWEST, tl.float32)
     total = tl.zeros(real.shape, tl.float32)
     acc = tl.zeros([real.shape[0], DIM_PADDED], tl.float32)
     for base in range(0, count, SPLITS):
-        split = base + tl.arange(0, SPLITS)
-        row = (first + split).to(tl.int64)[:, None] * num_queries + query[None, :]
-        row = row * HEADS + head[None, :]
-        here = (split < count)[:, None] & real[None, :]
-        # Other programs wrote these, so they are read from the cache that all programs share.
-        lse = (
-            tl.load(partial_lse_ptr + row, mask=here, other=float("-inf"), cache_modifier=".cg")
-            / LN2
-        )
-        values = tl.load(
-            partial_ptr + (row * DIM)[:, :, None] + dims[None, None, :],
-            mask=here[:, :, None] & (dims < DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        now = tl.maximum(highest, tl.max(lse, 0))
-        weights = tl.exp2(lse - now[None, :])
-        shrink = tl.exp2(highest - now)
-        total = total * shrink + tl.sum(weights, 0)
-        acc = acc * shrink[:, None] + tl.sum(values * weights[:, :, None], 0)
-        highest = now
+        # Loads of several splits are on their way together.
+        for part in tl.static_range(SPLITS):
+            here = real & (base + part < count)
+            row = ((first + base + part).to(tl.int64) * num_queries + query) * HEADS + head
+            # Other programs wrote these, so they are read from the cache that all programs share.
+            lse = tl.load(
+                partial_lse_ptr + row, mask=here, other=float("-inf"), cache_modifier=".cg"
+            )
+            values = tl.load(
+                partial_ptr + (row * DIM)[:, None] + dims[None, :],
+                mask=here[:, None] & (dims < DIM)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            now = tl.maximum(highest, lse / LN2)
+            weight = tl.exp2(lse / LN2 - now)
+            shrink = tl.exp2(highest - now)
+            total = total * shrink + weight
+            acc = acc * shrink[:, None] + values * weight[:, None]
+            highest = now
     total = tl.where(real, total, 1.0)
     return acc / total[:, None], (highest + tl.log2(total)) * LN2

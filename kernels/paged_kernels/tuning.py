@@ -10,7 +10,7 @@ configurations on a device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,11 @@ def decode_config(
     cached_size = 1 if quantized else item_size
 
     def costs(tile: int) -> SplitCosts:
-        return _decode_costs(arch, 2 * tile * head_dim * cached_size)
+        found = _decode_costs(arch, 2 * tile * head_dim * cached_size)
+        return found if head_dim <= 128 else replace(found, merge_split=0.2)
 
     if head_dim > 256:
-        return _wide_decode_config(arch, item_size, rows, costs, quantized=quantized)
+        return _wide_decode_config(arch, item_size, rows, costs)
     if item_size == 4:  # float32 cannot use tensor cores, so registers decide
         programs = 1 if rows > 16 or (arch < 90 and head_dim > 128) else 2
         tile = 16 if head_dim > 64 else 32
@@ -110,6 +111,8 @@ def decode_config(
         tile = 64 if head_dim <= 128 and arch >= 90 else 32
         return DecodeConfig(tile, 8, stages, programs_per_sm=1, costs=costs(tile))
     tile = {64: 128, 128: 64, 256: 32}.get(max(64, head_dim), 64)
+    if arch == 90 and head_dim == 256 and not quantized:  # measured on an H200
+        return DecodeConfig(tile, 4, 4, programs_per_sm=2, costs=costs(tile))
     if arch == 90 and head_dim == 128 and not quantized:  # measured on an H200
         if few:
             alone = SplitCosts(
@@ -128,20 +131,18 @@ def decode_config(
 
 
 def _wide_decode_config(
-    arch: int, item_size: int, rows: int, costs: Callable[[int], SplitCosts], *, quantized: bool
+    arch: int, item_size: int, rows: int, costs: Callable[[int], SplitCosts]
 ) -> DecodeConfig:
     """Return the configuration for heads of 512, whose rows take twice the registers of 256.
 
-    No binary spills; the times have not been measured.
+    That for 16-bit keys and few rows was measured on an H200.
     """
     if item_size == 4:
         return DecodeConfig(16, 16, 2, programs_per_sm=1, costs=costs(16), max_registers=128)
     if rows > 16:
         return DecodeConfig(32, 8, 2, programs_per_sm=1, costs=costs(32))
     programs = 1 if arch in (86, 89) else 2  # limited by shared memory
-    if quantized:
-        return DecodeConfig(16, 8, 3, programs, costs(16), max_registers=128)
-    return DecodeConfig(32, 8, 2, programs, costs(32), max_registers=128)
+    return DecodeConfig(16, 4, 3, programs, costs(16))
 
 
 def _decode_costs(arch: int, tile_bytes: int) -> SplitCosts:
@@ -180,6 +181,11 @@ def prefill_config(arch: int, head_dim: int, item_size: int) -> PrefillConfig:
     return PrefillConfig(64, 64 if arch >= 100 else 32, 8, num_stages=2, costs=costs)
 
 
+_LATENT_COSTS = SplitCosts(
+    start=4.0, tile=1.39, share=0.0, merge=3.9, merge_split=0.5, merge_program=0.0067
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
     """Launch configuration of latent attention."""
@@ -189,24 +195,26 @@ class LatentConfig:
     num_warps: int
     num_stages: int  # tiles in flight
     costs: SplitCosts
+    max_registers: int = 255  # left alone, the assembler spills to fit a second program
 
 
-def latent_config(arch: int, rank: int, item_size: int) -> LatentConfig:
-    """Return the configuration for latent vectors of `rank` (padded) `item_size`-byte numbers."""
-    rate = _MEMORY_RATES[100 if arch >= 100 else 90 if arch >= 90 else 80]
+def latent_config(arch: int, rank: int, item_size: int, rows: int) -> LatentConfig:
+    """Return the configuration for programs that could have `rows` queries times heads.
+
+    Latent vectors have `rank` (padded) numbers of `item_size` bytes. Those for 16 bits and an H200
+    were measured there: its tensor cores need 64 rows for their full rate.
+    """
     if item_size == 4:  # float32 cannot use tensor cores, so registers decide
-        tile, stages, rows = 16, 1, 16
+        config = LatentConfig(16, 16, 8, 1, _LATENT_COSTS)
+    elif rows <= 16:
+        config = LatentConfig(16, 128 if arch >= 90 else 64, 8, 2, replace(_LATENT_COSTS, tile=2.5))
+    elif arch == 90:
+        config = LatentConfig(64, 64, 8, 2, replace(_LATENT_COSTS, tile=4.6, merge_split=2.0))
     else:
-        tile, stages, rows = 32, 2, 32
-    costs = SplitCosts(
-        start=4.0,
-        tile=1.39,
-        share=tile * rank * item_size / rate,
-        merge=3.9,
-        merge_split=0.5,
-        merge_program=0.0067,
-    )
-    return LatentConfig(rows, tile, 8, stages, costs)
+        config = LatentConfig(32, 32, 8, 2, _LATENT_COSTS)
+    rate = _MEMORY_RATES[100 if arch >= 100 else 90 if arch >= 90 else 80]
+    share = config.tile * rank * item_size / rate
+    return replace(config, costs=replace(config.costs, share=share))
 
 
 def matmul_splits(features: int, width: int) -> tuple[int, int]:
@@ -252,14 +260,19 @@ def block_scaled_matmul_config(rows: int) -> MatmulConfig:
     return MatmulConfig(128, 64, num_warps=8, num_stages=3, split=False)
 
 
-def packed_matmul_config(rows: int, block: int) -> MatmulConfig:
-    """Return the configuration for `rows` of 16-bit numbers and steps of `block` columns."""
-    stages = 3 if block == 128 else 5
+def packed_matmul_config(arch: int, rows: int, *, grouped: bool) -> MatmulConfig:
+    """Return the configuration for `rows` of 16-bit numbers and weights of 4 or 8 bits.
+
+    The sums of a group take registers, if weights have groups with a scale each. Triton 3.7 makes
+    an empty kernel of tiles of 128 x 128 for a B200.
+    """
     if rows <= 16:
-        return MatmulConfig(16, 64, num_warps=4, num_stages=stages + 1, split=True)
+        return MatmulConfig(16, 64, num_warps=4, num_stages=8, split=True)
     if rows <= 256:
-        return MatmulConfig(64, 64, num_warps=4, num_stages=stages, split=True)
-    return MatmulConfig(128, 64, num_warps=8, num_stages=stages, split=False)
+        return MatmulConfig(64, 64, num_warps=4, num_stages=4, split=True)
+    if grouped or arch >= 100:
+        return MatmulConfig(64, 128, num_warps=8, num_stages=4, split=False)
+    return MatmulConfig(128, 128, num_warps=8, num_stages=3, split=False)
 
 
 def experts_config(rows: int, item_size: int) -> MatmulConfig:
@@ -349,6 +362,23 @@ def scan_config(key_dim: int, value_dim: int) -> ScanConfig:
     while values > 8 and values // 2 >= value_dim:
         values //= 2
     return ScanConfig(values, num_warps=8 if key_dim > 128 else 4, num_stages=3)
+
+
+def decayed_scan_config(key_dim: int, value_dim: int) -> ScanConfig:
+    """Return the configuration for states with one decay for a head, row by row.
+
+    As for `scan_config`, it must not depend on the batch. Measured on an H200.
+    """
+    if key_dim > 128:
+        return scan_config(key_dim, value_dim)
+    return ScanConfig(16 if value_dim > 8 else 8, num_warps=2, num_stages=3)
+
+
+def decayed_chunks_config(arch: int, key_dim: int) -> ScanConfig:
+    """Return the configuration for the chunks of states with one decay for a head."""
+    if arch == 90 and key_dim <= 128:  # measured on an H200
+        return ScanConfig(64, num_warps=8, num_stages=2)
+    return chunks_config(arch, key_dim)
 
 
 def chunks_config(arch: int, key_dim: int) -> ScanConfig:

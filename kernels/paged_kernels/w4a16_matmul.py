@@ -26,12 +26,12 @@ def w4a16_matmul(
 
     Args:
         x: [rows, K] bfloat16 or float16.
-        packed: [N, ceil(K / 8)] int32, as `paged_kernels.int4.unpack_int4` reads them.
+        packed: [N, words] int32, numbers from 0 to 15 as `paged_kernels.packed_words` packs them.
         scales: [N, groups] bfloat16, float16 or float32, groups = ceil(K / group_size).
         group_size: number of consecutive columns that share a scale: 32, 64, 128, or -1 for one
             scale for each row of the weights.
-        zero_points: [N, ceil(groups / 8)] int32, from 0 to 15, packed like the weights; 8
-            everywhere if None.
+        zero_points: [N, ceil(groups / 8)] int32, from 0 to 15, eight to a word, the first in the
+            lowest bits; 8 everywhere if None.
         bias: [N] bfloat16, float16 or float32.
 
     Returns:

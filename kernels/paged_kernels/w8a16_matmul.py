@@ -24,13 +24,14 @@ def w8a16_matmul(
 
     Args:
         x: [rows, K] bfloat16 or float16.
-        packed: [N, ceil(K / 4)] int32: bytes, four to a word, the first in the lowest bits. A byte
-            is a number from 0 to 255, or a finite float8_e4m3fn.
+        packed: [N, words] int32, bytes as `paged_kernels.packed_words` packs them. A byte is a
+            number from 0 to 255, or a finite float8_e4m3fn.
         scales: [N, groups] bfloat16, float16 or float32, groups = ceil(K / group_size).
         group_size: number of consecutive columns that share a scale: 32, 64, 128, or -1 for one
             scale for each row of the weights.
         float8: the bytes are float8_e4m3fn, which have no zero points.
-        zero_points: [N, ceil(groups / 4)] int32, bytes from 0 to 255; 128 everywhere if None.
+        zero_points: [N, ceil(groups / 4)] int32, bytes from 0 to 255, the first in the lowest bits
+            of a word; 128 everywhere if None.
         bias: [N] bfloat16, float16 or float32.
 
     Returns:

@@ -10,6 +10,7 @@ import torch
 
 BLOCK = 128  # rows and columns of a block of FP8 weights that kernels multiply
 GROUPS = (32, 64, 128)  # how many inputs may share a scale in the forms with 16-bit inputs
+_PACKED_BYTES = 64  # bytes of a block of a row in the forms with 16-bit inputs
 
 
 class WeightForm(Enum):
@@ -25,6 +26,9 @@ class WeightForm(Enum):
     W8A16_INT8 = "W8A16 int8"  # scales, maybe zero points, for groups of inputs or whole rows
     W8A16_FP8 = "W8A16 fp8"  # the same, without zero points
     W4A16 = "W4A16"  # as in int8, with at most 4 bits
+
+
+_PACKED = (WeightForm.W8A16_INT8, WeightForm.W8A16_FP8, WeightForm.W4A16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,10 @@ class Encoding:
 
     def num_bytes(self, form: WeightForm, outputs: int, inputs: int) -> int:
         """Return the bytes of a weight in a form, with 16-bit scales for groups of integers."""
-        numbers = outputs * -(-inputs // 8) * 4 if form is WeightForm.W4A16 else outputs * inputs
+        numbers = outputs * inputs
+        if form in _PACKED:  # in whole blocks of words
+            bits = 4 if form is WeightForm.W4A16 else 8
+            numbers = outputs * -(-inputs * bits // (8 * _PACKED_BYTES)) * _PACKED_BYTES
         groups = -(-inputs // self._columns(inputs))
         if form is WeightForm.W8A8_FP8_BLOCKS:
             return numbers + 4 * groups * -(-outputs // BLOCK)

@@ -2,7 +2,7 @@
 
 It keeps bfloat16 as bit patterns and computes on the bits. With `repair`, products are right,
 conversions round to nearest as a GPU does (stock ones truncate, to float8 they even lose the
-carry), and arithmetic, which kernels here never do in bfloat16, raises.
+carry), and arithmetic in bfloat16 raises if it rounds, which kernels here never do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def repair() -> None:
         setattr(InterpreterBuilder, name, _rounding(getattr(InterpreterBuilder, name)))
     InterpreterBuilder.create_fp_trunc = lambda self, value, kind: self.cast_impl(value, kind)
     for name in ("binary_op", "unary_op"):
-        setattr(InterpreterBuilder, name, _refusing(getattr(InterpreterBuilder, name)))
+        setattr(InterpreterBuilder, name, _exactly(getattr(InterpreterBuilder, name)))
     interpreter._patch_lang = _LanguagePatch(interpreter._patch_lang)
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
     TritonSemantic.binary_op_sanitize_overflow_impl = _check_overflow
@@ -236,12 +236,20 @@ def _float8_codes(numbers: np.ndarray) -> np.ndarray:
     return rounded.view(torch.uint8).numpy()
 
 
-def _refusing(original: Any) -> Any:
+def _exactly(original: Any) -> Any:
+    """Compute with bfloat16 where the result is exact, and refuse it elsewhere."""
+
     def operate(self: Any, *operands: Any) -> TensorHandle:
-        for operand in operands:
-            if type(operand) is TensorHandle and operand.data.dtype == np.uint16:
-                if _is_bfloat16(operand):
-                    raise TypeError("kernels convert bfloat16 to float32 before they compute")
-        return original(self, *operands)
+        handles = [each for each in operands if type(each) is TensorHandle]
+        if not any(each.data.dtype == np.uint16 and _is_bfloat16(each) for each in handles):
+            return original(self, *operands)
+        wide = [_widened(each) if type(each) is TensorHandle else each for each in operands]
+        found = original(self, *wide)
+        if found.data.dtype != np.float32:  # a comparison
+            return found
+        narrow = self.cast_impl(TensorHandle(found.data, tl.float32), tl.bfloat16)
+        if not np.array_equal(_widened(narrow).data, found.data, equal_nan=True):
+            raise TypeError("kernels convert bfloat16 to float32 before they compute and round")
+        return narrow
 
     return operate

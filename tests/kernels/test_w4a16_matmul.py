@@ -14,7 +14,7 @@ from matmul_checks import (
     assert_wrong_number_is_noticed,
     packed_call,
 )
-from paged_kernels.int4 import unpack_int4
+from paged_kernels.packed_words import pack_words, unpack_words
 from paged_kernels.reference import w4a16_matmul as reference
 from paged_kernels.w4a16_matmul import w4a16_matmul
 from torch import Tensor
@@ -29,7 +29,7 @@ def random_call(
     device: torch.device, *, zero_points: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Arguments whose results are about 1; scales of neighbors differ much."""
-    packed = pack_int4(torch.randint(0, 16, (features, width)))
+    packed = pack_words(torch.randint(0, 16, (features, width)), 4)
     call = packed_call(rows, packed, width, group_size, dtype, device, largest=8)
     if zero_points:
         call["zero_points"] = pack_int4(torch.randint(0, 16, call["scales"].shape)).to(device)
@@ -73,7 +73,7 @@ def test_scales_may_be_float32_and_no_weight_is_rounded(device: torch.device) ->
     call["x"] = torch.zeros_like(call["x"])
     call["x"][0, 3] = 1
     call["scales"] = torch.full((40, 1), 1.00048828125, device=device)  # half a step of float16
-    numbers = unpack_int4(call["packed"], 32)[:, 3].double() - 8
+    numbers = unpack_words(call["packed"], 4, 32)[:, 3].double() - 8
     exact = numbers * call["scales"][:, 0].double()
     assert torch.equal(w4a16_matmul(**call)[0].double(), exact.half().double())
 
@@ -84,12 +84,18 @@ def test_a_wrong_number_is_noticed(name: str, device: torch.device) -> None:
     assert_wrong_number_is_noticed(w4a16_matmul, reference.w4a16_matmul, call, name, bit=4)
 
 
-def test_packing_equals_compressed_tensors(device: torch.device) -> None:
-    values = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9]], device=device)
-    packed = pack_int4(values)
-    assert packed.dtype == torch.int32
-    assert [word & 0xFFFFFFFF for word in packed[0].tolist()] == [0x87654321, 0x9]
-    assert torch.equal(unpack_int4(packed, 9), values.to(torch.uint8))
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("width", [1, 32, 128, 200])
+def test_numbers_are_packed_in_pairs(bits: int, width: int, device: torch.device) -> None:
+    numbers = torch.randint(0, 2**bits, (3, width), dtype=torch.uint8, device=device)
+    packed = pack_words(numbers, bits)
+    assert torch.equal(unpack_words(packed, bits, width), numbers)
+    columns = torch.nn.functional.pad(numbers, (0, 128))
+    for part in range(16 // bits):  # the first word of the first block
+        pair = columns[:, 32 * part : 32 * part + 2].int() * (width > 32 * part)
+        found = packed[:, 0] >> (bits * part)
+        assert torch.equal(found & (2**bits - 1), pair[:, 0])
+        assert torch.equal(found >> 16 & (2**bits - 1), pair[:, 1])
 
 
 def test_no_rows(device: torch.device) -> None:

@@ -14,6 +14,7 @@ from matmul_checks import (
     assert_wrong_number_is_noticed,
     packed_call,
 )
+from paged_kernels.packed_words import pack_words
 from paged_kernels.reference import w8a16_matmul as reference
 from paged_kernels.w8a16_matmul import w8a16_matmul
 from torch import Tensor
@@ -22,11 +23,11 @@ BF16, FP16 = torch.bfloat16, torch.float16
 
 
 def bytes_of(lines: int, count: int, *, float8: bool) -> Tensor:
-    """Random rows of bytes as int32 words; those past the count hold the largest numbers."""
-    numbers = torch.randint(0, 256, (lines, -(-count // 4) * 4), dtype=torch.uint8)
+    """Random rows of bytes."""
+    numbers = torch.randint(0, 256, (lines, count), dtype=torch.uint8)
     if float8:
         numbers[numbers & 0x7F == 0x7F] = 0x7E  # instead of NaN
-    return numbers.view(torch.int32)
+    return numbers
 
 
 def random_call(
@@ -34,11 +35,13 @@ def random_call(
     device: torch.device, *, float8: bool = False, zero_points: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Arguments whose results are about 1; scales of neighbors differ much."""
-    packed = bytes_of(features, width, float8=float8)
+    packed = pack_words(bytes_of(features, width, float8=float8), 8)
     call = packed_call(rows, packed, width, group_size, dtype, device, largest=128)
     call["float8"] = float8
     if zero_points:
-        call["zero_points"] = bytes_of(*call["scales"].shape, float8=False).to(device)
+        lines, groups = call["scales"].shape
+        zero_points = bytes_of(lines, groups + -groups % 4, float8=False)
+        call["zero_points"] = zero_points.view(torch.int32).to(device)
     return call
 
 
@@ -91,11 +94,9 @@ def test_all_numbers_are_exact(float8: bool, dtype: torch.dtype, device: torch.d
         wanted = numbers.view(torch.float8_e4m3fn).double()
     else:
         wanted = numbers.double() - 128
-    packed = torch.zeros(len(numbers), 4, dtype=torch.uint8)
-    packed[:, 0] = numbers
     out = w8a16_matmul(
         torch.ones(1, 1, dtype=dtype, device=device),
-        packed.view(torch.int32).to(device),
+        pack_words(numbers[:, None], 8).to(device),
         torch.ones(len(numbers), 1, device=device),
         group_size=-1,
         float8=float8,

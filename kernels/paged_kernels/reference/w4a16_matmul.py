@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from paged_kernels.int4 import unpack_int4
+from paged_kernels.packed_words import unpack_words
 
 
 def w4a16_matmul(
@@ -19,7 +20,7 @@ def w4a16_matmul(
     """Reference for `paged_kernels.w4a16_matmul.w4a16_matmul`, not rounded."""
     width = x.shape[1]
     group = width if group_size == -1 else group_size
-    weights = unpack_int4(packed, width).double()
+    weights = unpack_words(packed, 4, width).double()
     if zero_points is None:
         weights -= 8
     else:

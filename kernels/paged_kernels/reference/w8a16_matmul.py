@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paged_kernels.packed_words import unpack_words
+
 
 def w8a16_matmul(
     x: Tensor,
@@ -19,8 +21,8 @@ def w8a16_matmul(
     """Reference for `paged_kernels.w8a16_matmul.w8a16_matmul`, not rounded."""
     width, groups = x.shape[1], scales.shape[1]
     group = width if group_size == -1 else group_size
-    stored = torch.float8_e4m3fn if float8 else torch.uint8
-    weights = packed.view(stored)[:, :width].double()
+    numbers = unpack_words(packed, 8, width)
+    weights = (numbers.view(torch.float8_e4m3fn) if float8 else numbers).double()
     if zero_points is not None:
         zeros = zero_points.view(torch.uint8)[:, :groups]
         weights -= zeros.double().repeat_interleave(group, 1)[:, :width]

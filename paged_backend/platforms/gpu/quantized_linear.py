@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from paged_kernels.block_scaled_matmul import BLOCK_SIZE, block_scaled_matmul
 from paged_kernels.int4 import unpack_int4
+from paged_kernels.packed_words import pack_words, unpack_words
 from paged_kernels.quantize_rows import quantize_rows
 from paged_kernels.scaled_matmul import scaled_matmul
 from paged_kernels.w4a16_matmul import w4a16_matmul
@@ -144,8 +145,9 @@ class _PackedLinear(_TritonLinear):
         self._inputs = weight.values.shape[1]
         self._group_size = -1 if weight.block[1] >= self._inputs else weight.block[1]
         self._scales = _placed(weight.scales, device)
-        self._packed = _placed(self._pack(weight.values), device)
-        self._zeros = None if weight.zeros is None else _placed(self._pack(weight.zeros), device)
+        self._packed = _placed(pack_words(self._stored(weight.values), self._bits), device)
+        zeros = None if weight.zeros is None else self._packed_zeros(weight.zeros)
+        self._zeros = None if zeros is None else _placed(zeros, device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
@@ -160,65 +162,87 @@ class _PackedLinear(_TritonLinear):
         )
 
     def _rows(self, index: Tensor) -> QuantizedWeight:
-        values = self._unpack(self._packed[index], self._inputs)
+        values = self._numbers(unpack_words(self._packed[index], self._bits, self._inputs))
         if self._order is not None:
             values = values[:, self._order.argsort()]
         num_groups = self._scales.shape[1]
-        zeros = None if self._zeros is None else self._unpack(self._zeros[index], num_groups)
+        zeros = self._zeros
+        if zeros is not None:
+            zeros = self._unpacked_zeros(zeros[index], num_groups)
         columns = self._inputs if self._group_size == -1 else self._group_size
         groups = None if self._order is None else self._order.argsort() // columns
         return QuantizedWeight(values, self._scales[index], (1, columns), zeros, groups)
+
+    @property
+    @abstractmethod
+    def _bits(self) -> int:
+        """The bits of a stored number."""
 
     @abstractmethod
     def _multiply(self, x: Tensor, packed: Tensor, scales: Tensor, **options: Any) -> Tensor:
         """Call the kernel."""
 
     @abstractmethod
-    def _pack(self, numbers: Tensor) -> Tensor:
-        """Pack rows of numbers or of zero points, as int32."""
+    def _stored(self, numbers: Tensor) -> Tensor:
+        """Return what is stored for numbers or zero points, as uint8."""
 
     @abstractmethod
-    def _unpack(self, packed: Tensor, count: int) -> Tensor:
-        """Return the first `count` numbers of packed rows."""
+    def _numbers(self, stored: Tensor) -> Tensor:
+        """Return the numbers or zero points that are stored so."""
+
+    def _packed_zeros(self, zeros: Tensor) -> Tensor:
+        stored = self._stored(zeros)
+        return pack_int4(stored) if self._bits == 4 else _words(stored)
+
+    def _unpacked_zeros(self, packed: Tensor, count: int) -> Tensor:
+        if self._bits == 4:
+            return self._numbers(unpack_int4(packed, count))
+        return self._numbers(packed.view(torch.uint8)[:, :count])
 
 
 class Int4Linear(_PackedLinear):
     """Integers of at most 4 bits."""
 
+    _bits = 4
+
     def _multiply(self, x: Tensor, packed: Tensor, scales: Tensor, **options: Any) -> Tensor:
         return w4a16_matmul(x, packed, scales, **options)
 
-    def _pack(self, numbers: Tensor) -> Tensor:
-        return pack_int4(numbers + 8)
+    def _stored(self, numbers: Tensor) -> Tensor:
+        return (numbers + 8).view(torch.uint8)
 
-    def _unpack(self, packed: Tensor, count: int) -> Tensor:
-        return unpack_int4(packed, count).char() - 8
+    def _numbers(self, stored: Tensor) -> Tensor:
+        return stored.view(torch.int8) - 8
 
 
 class Int8Linear(_PackedLinear):
     """Integers of 5 to 8 bits."""
 
+    _bits = 8
+
     def _multiply(self, x: Tensor, packed: Tensor, scales: Tensor, **options: Any) -> Tensor:
         return w8a16_matmul(x, packed, scales, **options)
 
-    def _pack(self, numbers: Tensor) -> Tensor:
-        return _words(numbers.view(torch.uint8) ^ _SIGN)
+    def _stored(self, numbers: Tensor) -> Tensor:
+        return numbers.view(torch.uint8) ^ _SIGN
 
-    def _unpack(self, packed: Tensor, count: int) -> Tensor:
-        return (packed.view(torch.uint8)[:, :count] ^ _SIGN).view(torch.int8)
+    def _numbers(self, stored: Tensor) -> Tensor:
+        return (stored ^ _SIGN).view(torch.int8)
 
 
 class Fp8Linear(_PackedLinear):
     """Numbers in float8_e4m3fn."""
 
+    _bits = 8
+
     def _multiply(self, x: Tensor, packed: Tensor, scales: Tensor, **options: Any) -> Tensor:
         return w8a16_matmul(x, packed, scales, float8=True, **options)
 
-    def _pack(self, numbers: Tensor) -> Tensor:
-        return _words(numbers.view(torch.uint8))
+    def _stored(self, numbers: Tensor) -> Tensor:
+        return numbers.view(torch.uint8)
 
-    def _unpack(self, packed: Tensor, count: int) -> Tensor:
-        return packed.view(_FP8)[:, :count]
+    def _numbers(self, stored: Tensor) -> Tensor:
+        return stored.view(_FP8)
 
 
 _PRODUCTS: dict[WeightForm, type[_TritonLinear]] = {
