@@ -63,6 +63,7 @@ class AttentionBatch:
         shared_keys: int = 0,
         cache_dtype: torch.dtype = DTYPE,
         token_scales: bool = False,
+        heads: Heads = LLAMA_8B,
     ) -> None:
         """Make sequences with the given numbers of keys and of queries (1 by default) each.
 
@@ -75,7 +76,7 @@ class AttentionBatch:
         self.keys = list(keys)
         self.queries = [1] * len(self.keys) if queries is None else list(queries)
         self.shared_blocks = shared_keys // BLOCK_SIZE
-        self.heads = LLAMA_8B
+        self.heads = heads
         if bench.quick:
             self.heads = _TINY
             self.shared_blocks = min(self.shared_blocks, 1)

@@ -1,4 +1,7 @@
-"""Benchmark of latent attention with DeepSeek-V3's sizes on one GPU: decodes, prompts, writes."""
+"""Benchmark of latent attention with DeepSeek-V3's sizes: decodes, prompts and writes.
+
+Decodes of 16 heads are those of DeepSeek-V2-Lite, and of one of eight ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from unittest.mock import patch
 
+import paged_kernels.latent_attention as kernel
 import torch
-from measure import Bench, Call, Work
+from measure import Bench, Call, Work, descend
+from paged_kernels.device import device_of
 from paged_kernels.latent_attention import latent_attention, plan_latent
 from paged_kernels.latent_rope_cache import latent_rope_cache
+from paged_kernels.tuning import LatentConfig, latent_config
 from torch import Tensor
 
 BLOCK_SIZE = 16
@@ -21,6 +28,14 @@ DECODES = {
     "32x1k": [KIB] * 32,
     "32x8k": [8 * KIB] * 32,
     "128x4k": [4 * KIB] * 128,
+}
+FEW_HEADS = 16
+CHOICES = {
+    "rows": (16, 32, 64),
+    "tile": (16, 32, 64, 128),
+    "num_warps": (4, 8, 16),
+    "num_stages": (1, 2, 3),
+    "max_registers": (128, 255),
 }
 
 
@@ -52,11 +67,11 @@ class Sizes:
         return Work(num_bytes, 2 * pairs * self.heads * (self.row_size + self.rank))
 
 
-def sizes_of(bench: Bench, queries: Sequence[int], rows: Sequence[int]) -> Sizes:
+def sizes_of(bench: Bench, queries: Sequence[int], rows: Sequence[int], heads: int = 128) -> Sizes:
     """Return the sizes, or tiny ones for a quick run."""
     if bench.quick:
         return Sizes([min(count, 3) for count in queries[:2]], [5 for _ in rows[:2]], 4, 32, 8)
-    return Sizes(queries, rows)
+    return Sizes(queries, rows, heads)
 
 
 def make_call(bench: Bench, sizes: Sizes) -> Call:
@@ -95,10 +110,12 @@ def ints(bench: Bench, values: Sequence[int]) -> Tensor:
 
 
 def run(bench: Bench) -> None:
-    for shape, rows in DECODES.items():
-        sizes = sizes_of(bench, [1] * len(rows), rows)
-        bench.warm_up(make_call(bench, sizes))
-        bench.time("latent decode", shape, sizes.work, partial(make_call, bench, sizes))
+    for heads in (128, FEW_HEADS):
+        for shape, rows in DECODES.items():
+            sizes = sizes_of(bench, [1] * len(rows), rows, heads)
+            bench.warm_up(make_call(bench, sizes))
+            label = f"{shape}, {heads} heads"
+            bench.time("latent decode", label, sizes.work, partial(make_call, bench, sizes))
     for shape, rows in {"1x2k": [2 * KIB], "1x8k": [8 * KIB]}.items():
         sizes = sizes_of(bench, rows, rows)
         bench.warm_up(make_call(bench, sizes))
@@ -109,3 +126,28 @@ def run(bench: Bench) -> None:
         make = partial(make_write, bench, tokens, sizes)
         bench.warm_up(make())
         bench.time("latent_rope_cache", str(tokens), work, make)
+
+
+def sweep(bench: Bench) -> None:
+    """Search for launch configurations of decodes and of a prompt, and print the best ones."""
+    batches = {"1x8k": ([1], [8 * KIB]), "32x8k": ([1] * 32, [8 * KIB] * 32)}
+    batches["prompt of 2k"] = [2 * KIB], [2 * KIB]
+    for heads in (128, FEW_HEADS):
+        for shape, (queries, rows) in batches.items():
+            search(bench, f"{shape}, {heads} heads", sizes_of(bench, queries, rows, heads))
+
+
+def search(bench: Bench, label: str, sizes: Sizes) -> None:
+    def cost(config: LatentConfig) -> float:
+        with patch.object(kernel, "latent_config", lambda *_: config):
+            try:
+                return bench.clock.microseconds([make_call(bench, sizes) for _ in range(4)])
+            except Exception as error:  # too many registers, too much shared memory
+                print(f"  {config}: {type(error).__name__}", flush=True)
+                return float("inf")
+
+    rows = sizes.heads if max(sizes.queries) == 1 else 64
+    start = latent_config(device_of("q", bench.random(1)).arch, sizes.rank, ITEM, rows)
+    best, microseconds = descend(start, CHOICES, cost)
+    print(f"{label}: {cost(start):.2f} us by {start}")
+    print(f"{label}: {microseconds:.2f} us by {best}", flush=True)

@@ -8,7 +8,7 @@ from functools import partial
 
 import paged_kernels.paged_decode as kernel
 import torch
-from attention import DTYPE, KIB, AttentionBatch, Layer, Operation, search, time_peers
+from attention import DTYPE, KIB, AttentionBatch, Heads, Layer, Operation, search, time_peers
 from measure import Bench, Row, Target, Work
 from paged_kernels.device import device_of
 from paged_kernels.paged_decode import paged_decode, plan_decode
@@ -51,6 +51,12 @@ RAGGED_LENGTHS = {
     "256 log-normal": log_normal(256),
 }
 RAGGED = Target("ratio", 1 / 1.1, aim=1.0)
+# Query heads, KV heads and dimension: few KV heads need many splits, and wide ones large merges.
+OTHER_HEADS = {
+    "Qwen2.5-1.5B": Heads(12, 2, 128),
+    "Qwen3-Next": Heads(16, 2, 256),
+    "Gemma 4, global": Heads(32, 4, 512),
+}
 PEERS = ("1x32k", "64x1k", "32x8k")
 QUANTIZED = torch.float8_e4m3fn
 CHOICES = {
@@ -128,6 +134,11 @@ def run(bench: Bench) -> None:
         time_decode("256x1k, scales per token", batch)
     for shape in ("1x1k", "64x1k", "256x1k"):
         time_plan(shape, AttentionBatch(bench, UNIFORM[shape]))
+    for model, heads in OTHER_HEADS.items():
+        for shape in ("1x8k", "8x1k", "32x8k"):
+            other = AttentionBatch(bench, UNIFORM[shape], heads=heads)
+            bench.warm_up(partial(decode(other, other.layer()), other.layer()))
+            time_decode(f"{shape}, {model}", other)
     time_launches("1x1k", AttentionBatch(bench, UNIFORM["1x1k"]))
     for shape in PEERS:
         time_peers(shape, AttentionBatch(bench, UNIFORM[shape]))

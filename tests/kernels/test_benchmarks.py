@@ -67,7 +67,9 @@ def test_cases_run(name: str, bench: Bench, capsys: pytest.CaptureFixture[str]) 
     json.dumps(bench.as_json())
 
 
-@pytest.mark.parametrize("name", ["bench_paged_decode", "bench_paged_prefill"])
+@pytest.mark.parametrize(
+    "name", ["bench_latent_attention", "bench_paged_decode", "bench_paged_prefill"]
+)
 def test_sweeps_run(
     name: str, bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
