@@ -14,7 +14,6 @@ from unittest.mock import patch
 import paged_kernels.latent_attention as kernel
 import torch
 from measure import Bench, Call, Work, descend
-from paged_kernels.device import device_of
 from paged_kernels.latent_attention import latent_attention, plan_latent
 from paged_kernels.latent_rope_cache import latent_rope_cache
 from paged_kernels.tuning import LatentConfig, latent_config
@@ -146,8 +145,15 @@ def search(bench: Bench, label: str, sizes: Sizes) -> None:
                 print(f"  {config}: {type(error).__name__}", flush=True)
                 return float("inf")
 
-    rows = sizes.heads if max(sizes.queries) == 1 else 64
-    start = latent_config(device_of("q", bench.random(1)).arch, sizes.rank, ITEM, rows)
+    asked: list[LatentConfig] = []
+
+    def noted(*arguments: int) -> LatentConfig:
+        asked.append(latent_config(*arguments))
+        return asked[-1]
+
+    with patch.object(kernel, "latent_config", noted):
+        make_call(bench, sizes)
+    start = asked[-1]
     best, microseconds = descend(start, CHOICES, cost)
     print(f"{label}: {cost(start):.2f} us by {start}")
     print(f"{label}: {microseconds:.2f} us by {best}", flush=True)

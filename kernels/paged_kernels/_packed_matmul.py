@@ -46,7 +46,7 @@ def _numbers(
     """Unpack a part of a block [FEATURES, PART]: differences to zeros [FEATURES], or float8.
 
     All numbers are exact. The bits of an integer go to the lowest bits of a float that has no bits
-    for a fraction, two numbers at a time. That takes a quarter of the instructions of a conversion.
+    for a fraction, of two numbers at a time where the dtype has room for them.
     """
     stored = words >> (BITS * part)
     if FLOAT8:  # their sum with the difference of the exponents' biases is the exponent

@@ -68,10 +68,22 @@ def _load_scales(scales_ptr, offsets, visible, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _as_float16(q):
+    """Return queries [rows, DIM] of bfloat16 as float16, and the power of 2 of each row [rows].
+
+    Numbers below 2**-24 of a row's largest one become 0.
+    """
+    wide = q.to(tl.float32)
+    bits = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True)
+    power = tl.maximum(bits & 0x7F800000, 0x00800000).to(tl.float32, bitcast=True)
+    return (wide / power[:, None]).to(tl.float16), power
+
+
+@triton.jit
 def _score(q, k, scale, softcap):
     """Return scores [rows, TILE] times log2(e).
 
-    `scale`, a number or one for each key [1, TILE], includes that factor unless there is a
+    `scale`, a number or one for each row or key or both, includes that factor unless there is a
     `softcap`, which may be None.
     """
     s = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
@@ -135,6 +147,11 @@ def attend_tiles(
     None, the output is VALUE_FACTOR times as large. BLOCK_STRIDE and SCALES_STRIDE are the numbers
     from one block of the cache, or of the scales, to the next.
     """
+    if cache_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
+        # A device converts float8 to bfloat16 by float32, one number at a time, but two numbers at
+        # once to float16, which is exact, too.
+        q, power = _as_float16(q)
+        scale = scale * power[:, None]
     dims = tl.arange(0, acc.shape[1])
     offset = tl.arange(0, TILE)
     values_ptr = cache_ptr + KV_HEADS * BLOCK_SIZE * DIM
@@ -156,7 +173,7 @@ def attend_tiles(
             k_scales = _load_scales(kv_scales_ptr, at, visible, MASKED)
             v_scales_ptr = kv_scales_ptr + KV_HEADS * BLOCK_SIZE
             v_scales = _load_scales(v_scales_ptr, at, visible, MASKED) * VALUE_FACTOR
-            factor = (k_scales * scale)[None, :]
+            factor = k_scales[None, :] * scale
         blocks = _load_block_ids(table_ptr, keys + TILE, num_keys, BLOCK_SIZE)
         s = _score(q, k, factor, softcap)
         if MASKED:

@@ -1,6 +1,7 @@
-"""The layout of 4-bit weights: eight to an int32, the first in the lowest bits.
+"""The layout of 4-bit zero points: eight to an int32, the first in the lowest bits.
 
-It equals `weight_packed` in checkpoints that compressed-tensors wrote as `pack-quantized`.
+It equals `weight_packed` in checkpoints that compressed-tensors wrote as `pack-quantized`. Weights
+are packed in another order for kernels (`packed_words`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ from paged_kernels.tuning import LatentConfig, latent_config
 
 MAX_RANK, MAX_ROTARY = 512, 256
 _PROMPT_ROWS = 64  # queries times heads of a program, at most
-_FEW_ROWS = 256  # queries times heads of a step, at most, for which a program has 16 of them
+# A step with at most as many queries times heads is divided among programs of 16 rows.
+_FEW_ROWS = 256
 _MERGED_AT_ONCE = 32768  # elements of splits; more would be spilled
 _MERGED_TILE = 8192  # elements of a split among them
 
@@ -93,7 +94,8 @@ def _parts(q: Tensor, rank: int, num_seqs: int, num_decodes: int) -> list[_Part]
         rows = heads if is_decode else _PROMPT_ROWS
         if is_decode and num_tokens * heads <= _FEW_ROWS:
             rows = 16
-        config = latent_config(device.arch, triton.next_power_of_2(rank), q.element_size(), rows)
+        width = triton.next_power_of_2(rank) + triton.next_power_of_2(q.shape[2] - rank)
+        config = latent_config(device.arch, width, q.element_size(), rows)
         heads = min(heads, config.rows)
         queries = 1 if is_decode else config.rows // heads
         # One extra tile per sequence, because its last tile may be partly empty.

@@ -6,8 +6,6 @@ A block of a row is 16 words: 128 numbers of 4 bits, or 64 of 8 bits, in parts o
 
 from __future__ import annotations
 
-from itertools import product
-
 import torch
 from torch import Tensor
 
@@ -26,20 +24,20 @@ def pack_words(numbers: Tensor, bits: int) -> Tensor:
     """Pack rows of numbers.
 
     Args:
-        numbers: [N, width] of any integers from 0 to 2**bits - 1.
+        numbers: [N, width] of integers from 0 to 2**bits - 1.
         bits: 4 or 8.
 
     Returns:
         [N, :func:`num_words`] int32. Numbers beyond the width are 0.
     """
-    padding = -numbers.shape[1] % _columns(bits)
-    blocks = torch.nn.functional.pad(numbers, (0, padding))
-    parts = blocks.view(len(numbers), -1, 16 // bits, _WORDS, 2)
-    shape = len(numbers), parts.shape[1], _WORDS
-    words = torch.zeros(shape, dtype=torch.int32, device=blocks.device)
-    for part, half in product(range(16 // bits), range(2)):
-        words |= parts[:, :, part, :, half].int() << (bits * part + 16 * half)
-    return words.flatten(1)
+    columns = _columns(bits)
+    padded = torch.nn.functional.pad(numbers.to(torch.uint8), (0, -numbers.shape[1] % columns))
+    blocks = padded.view(len(numbers), padded.shape[1] // columns, 16 // bits, PART)
+    if bits == 4:
+        blocks = blocks[:, :, 0::2] | blocks[:, :, 1::2] << 4
+    # A column has two bytes of a word now; a view of bytes needs no wider numbers.
+    words = blocks.transpose(2, 3).contiguous().view(*blocks.shape[:2], 2 * PART)
+    return words.view(torch.int32).flatten(1)
 
 
 def unpack_words(packed: Tensor, bits: int, width: int) -> Tensor:
@@ -50,13 +48,12 @@ def unpack_words(packed: Tensor, bits: int, width: int) -> Tensor:
         bits: 4 or 8.
         width: number of columns.
     """
-    words = packed.view(len(packed), -1, _WORDS)
-    numbers = [
-        words >> (bits * part + 16 * half) & (2**bits - 1)
-        for part, half in product(range(16 // bits), range(2))
-    ]
-    parts = torch.stack(numbers, -1).to(torch.uint8).unflatten(-1, (-1, 2))
-    rows: Tensor = parts.transpose(2, 3).flatten(1)
+    num_blocks = packed.shape[1] // _WORDS
+    halves = packed.view(len(packed), num_blocks, _WORDS).view(torch.uint8)
+    blocks = halves.view(len(packed), num_blocks, PART, 2).transpose(2, 3)
+    if bits == 4:
+        blocks = torch.stack((blocks & 15, blocks >> 4), 3)
+    rows: Tensor = blocks.reshape(len(packed), num_blocks * _columns(bits))
     return rows[:, :width]
 
 

@@ -27,7 +27,7 @@ from paged_kernels.tuning import SplitCosts
 from paged_kernels.windows import Window, WindowConstants, first_visible
 
 _SPLITS_AT_ONCE = 16  # splits of an item that a program plans together
-_MERGED_AT_ONCE = 8  # splits of an item that a program loads together
+_MOST_LOADED = 8  # splits of an item that a program loads together, to merge them
 _ITEMS_AT_ONCE = 256  # items that the planning program reads together
 _MOST_PARTS = 64  # splits of the longest item, at most
 
@@ -124,7 +124,7 @@ def splits_at_once(rows: int, dim_padded: int, elements: int) -> int:
 
     A program has room for `elements` of them, but always for one split.
     """
-    return max(1, min(_MERGED_AT_ONCE, elements // (rows * dim_padded)))
+    return max(1, min(_MOST_LOADED, elements // (rows * dim_padded)))
 
 
 def _new(like: Tensor, *shape: int) -> Tensor:

@@ -198,22 +198,24 @@ class LatentConfig:
     max_registers: int = 255  # left alone, the assembler spills to fit a second program
 
 
-def latent_config(arch: int, rank: int, item_size: int, rows: int) -> LatentConfig:
-    """Return the configuration for programs that could have `rows` queries times heads.
+def latent_config(arch: int, width: int, item_size: int, rows: int) -> LatentConfig:
+    """Return the configuration for rows of the cache with `width` (padded) numbers.
 
-    Latent vectors have `rank` (padded) numbers of `item_size` bytes. Those for 16 bits and an H200
-    were measured there: its tensor cores need 64 rows for their full rate.
+    A program has up to `rows` queries times heads, of `item_size` bytes a number. An H200 was
+    measured; its tensor cores reach their full rate with 64 rows, for which wide rows leave too
+    little shared memory.
     """
     if item_size == 4:  # float32 cannot use tensor cores, so registers decide
         config = LatentConfig(16, 16, 8, 1, _LATENT_COSTS)
     elif rows <= 16:
-        config = LatentConfig(16, 128 if arch >= 90 else 64, 8, 2, replace(_LATENT_COSTS, tile=2.5))
-    elif arch == 90:
+        tile = 128 if 90 <= arch < 120 else 64
+        config = LatentConfig(16, tile, 8, 2, replace(_LATENT_COSTS, tile=2.5))
+    elif arch == 90 and width <= 576:
         config = LatentConfig(64, 64, 8, 2, replace(_LATENT_COSTS, tile=4.6, merge_split=2.0))
     else:
-        config = LatentConfig(32, 32, 8, 2, _LATENT_COSTS)
+        config = LatentConfig(32, 64, 8, 2, replace(_LATENT_COSTS, tile=4.2))
     rate = _MEMORY_RATES[100 if arch >= 100 else 90 if arch >= 90 else 80]
-    share = config.tile * rank * item_size / rate
+    share = config.tile * width * item_size / rate
     return replace(config, costs=replace(config.costs, share=share))
 
 
@@ -367,7 +369,7 @@ def scan_config(key_dim: int, value_dim: int) -> ScanConfig:
 def decayed_scan_config(key_dim: int, value_dim: int) -> ScanConfig:
     """Return the configuration for states with one decay for a head, row by row.
 
-    As for `scan_config`, it must not depend on the batch. Measured on an H200.
+    As for `scan_config`, it must not depend on the batch. An H200 was measured.
     """
     if key_dim > 128:
         return scan_config(key_dim, value_dim)

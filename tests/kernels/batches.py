@@ -77,7 +77,7 @@ class Batch:
             heads = torch.arange(self.num_kv_heads, dtype=torch.float32, device=self.device)
             factor = 1 / 32 if self.kv_cache.dtype == torch.int8 else 1.0
             scales = {"k_scale": factor * (1 + heads / 4), "v_scale": factor * (2 - heads / 4)}
-        return AttentionParams(self.head_dim**-0.5, **{**scales, **options})
+        return AttentionParams(**{"scale": self.head_dim**-0.5, **scales, **options})
 
     def wanted(self, params: AttentionParams) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp in float64."""

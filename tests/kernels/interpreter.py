@@ -236,6 +236,12 @@ def _float8_codes(numbers: np.ndarray) -> np.ndarray:
     return rounded.view(torch.uint8).numpy()
 
 
+def _as_float64(value: TensorHandle) -> TensorHandle:
+    if not _is_bfloat16(value):
+        return value
+    return TensorHandle(_widened(value).data.astype(np.float64), tl.float64)
+
+
 def _exactly(original: Any) -> Any:
     """Compute with bfloat16 where the result is exact, and refuse it elsewhere."""
 
@@ -243,11 +249,12 @@ def _exactly(original: Any) -> Any:
         handles = [each for each in operands if type(each) is TensorHandle]
         if not any(each.data.dtype == np.uint16 and _is_bfloat16(each) for each in handles):
             return original(self, *operands)
-        wide = [_widened(each) if type(each) is TensorHandle else each for each in operands]
+        wide = [_as_float64(each) if type(each) is TensorHandle else each for each in operands]
         found = original(self, *wide)
-        if found.data.dtype != np.float32:  # a comparison
+        if found.data.dtype != np.float64:  # a comparison
             return found
-        narrow = self.cast_impl(TensorHandle(found.data, tl.float32), tl.bfloat16)
+        single = TensorHandle(found.data.astype(np.float32), tl.float32)
+        narrow = self.cast_impl(single, tl.bfloat16)
         if not np.array_equal(_widened(narrow).data, found.data, equal_nan=True):
             raise TypeError("kernels convert bfloat16 to float32 before they compute and round")
         return narrow

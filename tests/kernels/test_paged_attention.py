@@ -158,6 +158,16 @@ def test_quantized_cache_with_a_scale_for_each_token_and_head(device, dtype, cac
     check(Batch(MIXED[:5], device=device, **quantized), num_decodes=3)
 
 
+@pytest.mark.parametrize("size", [1e-20, 1e20])
+def test_queries_of_bfloat16_beyond_float16(device, size):
+    """Products with float8 are made in float16, which has no numbers of this size."""
+    quantized = {"dtype": torch.bfloat16, "cache_dtype": torch.float8_e4m3fn}
+    batch = Batch(MIXED[:5], device=device, **quantized)
+    batch.qkv *= size
+    batch.q[0, 0] = 0.0
+    check(batch, num_decodes=3, scale=batch.params().scale / size)
+
+
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8])
 def test_token_scales_with_every_option_of_scores(device, cache_dtype):
     quantized = {"cache_dtype": cache_dtype, "token_scales": True}

@@ -14,7 +14,8 @@ from matmul_checks import (
     assert_wrong_number_is_noticed,
     packed_call,
 )
-from paged_kernels.packed_words import pack_words, unpack_words
+from paged_kernels.int4 import unpack_int4
+from paged_kernels.packed_words import num_words, pack_words, unpack_words
 from paged_kernels.reference import w4a16_matmul as reference
 from paged_kernels.w4a16_matmul import w4a16_matmul
 from torch import Tensor
@@ -89,13 +90,23 @@ def test_a_wrong_number_is_noticed(name: str, device: torch.device) -> None:
 def test_numbers_are_packed_in_pairs(bits: int, width: int, device: torch.device) -> None:
     numbers = torch.randint(0, 2**bits, (3, width), dtype=torch.uint8, device=device)
     packed = pack_words(numbers, bits)
+    assert packed.shape == (3, num_words(width, bits))
     assert torch.equal(unpack_words(packed, bits, width), numbers)
+    assert unpack_words(packed[:0], bits, width).shape == (0, width)
     columns = torch.nn.functional.pad(numbers, (0, 128))
     for part in range(16 // bits):  # the first word of the first block
         pair = columns[:, 32 * part : 32 * part + 2].int() * (width > 32 * part)
         found = packed[:, 0] >> (bits * part)
         assert torch.equal(found & (2**bits - 1), pair[:, 0])
         assert torch.equal(found >> 16 & (2**bits - 1), pair[:, 1])
+
+
+def test_packing_in_sequence_equals_compressed_tensors(device: torch.device) -> None:
+    values = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9]], device=device)
+    packed = pack_int4(values)
+    assert packed.dtype == torch.int32
+    assert [word & 0xFFFFFFFF for word in packed[0].tolist()] == [0x87654321, 0x9]
+    assert torch.equal(unpack_int4(packed, 9), values.to(torch.uint8))
 
 
 def test_no_rows(device: torch.device) -> None:
