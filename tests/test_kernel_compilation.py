@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from paged_kernels import aot
 from paged_kernels.catalogue import CASES, Case
 from paged_kernels.device import INTERPRETED, device_of
+from paged_kernels.latent_attention import MAX_ROTARY, latent_attention
 from paged_kernels.tuning import FEW_PROGRAMS, DecodeConfig, decode_config
 
 if INTERPRETED:
@@ -349,6 +350,26 @@ def test_no_batch_causes_a_compilation(case: str, arch: int):
     counts = Counter(launch.kernel.__name__ for launch in launches)
     for kernel, count in counts.items():
         assert count <= BUCKETS.get((CASES[case].operation, kernel), 1), kernel
+
+
+@pytest.mark.parametrize("num_seqs", [1, 64])
+def test_latent_attention_with_wide_rotary_keys_fits(num_seqs: int):
+    """No model of the catalog has them; tiles for narrow ones need too much shared memory."""
+    rank, rotary = 512, MAX_ROTARY
+    q, cache = (
+        torch.empty(*shape, rank + rotary, dtype=torch.bfloat16, device="meta")
+        for shape in ((num_seqs, 128), (9, 16))
+    )
+    table, lengths, starts = (
+        torch.empty(shape, dtype=torch.int32, device="meta")
+        for shape in ((num_seqs, 9), (num_seqs,), (num_seqs + 1,))
+    )
+    options = {"rank": rank, "scale": 1.0, "num_decodes": num_seqs}
+    call = partial(latent_attention, q, cache, table, lengths, starts, **options)
+    (launch,) = (
+        each for each in aot.launches(call, 90) if each.kernel.__name__ == "_latent_kernel"
+    )
+    assert launch.resources().fits
 
 
 @pytest.mark.parametrize("model", ["Llama-3-8B", "Qwen2-0.5B"])

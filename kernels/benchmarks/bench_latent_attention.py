@@ -34,7 +34,6 @@ CHOICES = {
     "tile": (16, 32, 64, 128),
     "num_warps": (4, 8, 16),
     "num_stages": (1, 2, 3),
-    "max_registers": (128, 255),
 }
 
 

@@ -195,7 +195,6 @@ class LatentConfig:
     num_warps: int
     num_stages: int  # tiles in flight
     costs: SplitCosts
-    max_registers: int = 255  # left alone, the assembler spills to fit a second program
 
 
 def latent_config(arch: int, width: int, item_size: int, rows: int) -> LatentConfig:

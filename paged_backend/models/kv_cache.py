@@ -57,8 +57,8 @@ def kv_cache_format(
         supported: what the platform can store; the first one is the default.
 
     Raises:
-        ConfigError: the platform does not support the dtype; some layers lack scales; the dtype has
-            8 bits and layers keep latent vectors or positions; or there are no layers.
+        ConfigError: the platform does not support the dtype, some layers lack scales, the model has
+            no layers, or the dtype has 8 bits and some layers keep latent vectors or positions.
     """
     if option == "auto":
         return KVCacheFormat(supported[0])

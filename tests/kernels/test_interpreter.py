@@ -49,6 +49,31 @@ def test_an_integer_that_overflows_is_found(
         run(overflows)
 
 
+@pytest.mark.parametrize(
+    ("operation", "exact", "rounds"),
+    [
+        ("add", (255.0, 1.0), (256.0, 1.0)),
+        ("add", (2.0**30, 2.0**25), (2.0**30, 1.0)),  # float32 would round, too
+        ("sub", (136.0, 128.0), (2.0**-20, 1.0)),
+        ("mul", (3.0, 2.0**120), (3e38, 2.0)),
+        ("mul", (2.0**-60, 2.0**-60), (2.0**-100, 2.0**-100)),
+    ],
+)
+def test_bfloat16_that_rounds_is_found(
+    operation: str, exact: tuple[float, float], rounds: tuple[float, float]
+) -> None:
+    def run(pair: tuple[float, float]) -> float:
+        a, b = (torch.full((2,), value, dtype=torch.bfloat16) for value in pair)
+        out = torch.empty_like(a)
+        _combine_kernel[(1,)](a, b, out, operation)
+        return float(out[0])
+
+    a, b = exact
+    assert run(exact) == {"add": a + b, "sub": a - b, "mul": a * b}[operation]
+    with pytest.raises(InterpreterError, match="before they compute and round"):
+        run(rounds)
+
+
 def test_a_block_must_have_a_size_that_a_gpu_takes() -> None:
     for _ in range(2):  # a type that was refused is not remembered
         with pytest.raises(ValueError, match="power of 2"):
