@@ -264,9 +264,7 @@ def test_answers_do_not_depend_on_graphs(family: str, tmp_path: Path) -> None:
     eager, with_graphs = (answers(engine) for engine in engines)
     assert with_graphs == eager
     assert num_graphs(engines[0]) == 0
-    config = engines[1].executor.model_runner._model.config
-    has_experts = any(config.moe_of(layer) for layer in range(config.num_layers))
-    assert (num_graphs(engines[1]) == 0) == has_experts
+    assert num_graphs(engines[1]) > 0
 
 
 @pytest.mark.parametrize(

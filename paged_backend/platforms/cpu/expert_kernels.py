@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import SwiGLU
-from paged_backend.platforms.cpu.bf16_kernels import MANY_ROWS, BFloat16Pairs, round_rows, unpack
+from paged_backend.platforms.cpu.bf16_kernels import BFloat16Pairs, round_rows, unpack
 from paged_backend.platforms.cpu.layers import activation_bits
 from paged_backend.platforms.cpu.math import swiglu
 from paged_backend.platforms.cpu.threads import (
@@ -28,6 +28,7 @@ from paged_backend.platforms.cpu.threads import (
     float_of,
     floats,
     inlined,
+    ints,
     longs,
 )
 from paged_backend.platforms.cpu.tiles import LANES, Float32, make_multiply
@@ -42,27 +43,49 @@ _NUM_ARGUMENTS = 16  # the counter included
 class Groups:
     """The pairs of a row and one of its experts, sorted by expert.
 
+    Only kernels read the values, so that graphs can repeat a step with other experts.
+
     Attributes:
         pairs: [num_pairs] int64 row * num_experts_per_tok + rank.
-        bounds: [num_groups, 3] int64 an expert, the index of its first pair, and their number.
+        top_k: number of experts of each row.
+        bounds: [num_experts, 3] int64 an expert, the index of its first pair, and their number. The
+            experts with few pairs come first, then those with many; the rest is undefined.
+        counts: [3] int64 zero, the number of experts with few pairs, and the number of those with
+            any.
+        may_have_many: False if no expert can have many pairs.
     """
 
     pairs: Tensor
+    top_k: int
     bounds: Tensor
+    counts: Tensor
+    may_have_many: bool
 
     @classmethod
-    def of(cls, expert_ids: Tensor, num_experts: int) -> Groups:
-        """Sort the pairs of `expert_ids` [rows, num_experts_per_tok] int32, at least one.
+    def of(cls, expert_ids: Tensor, num_experts: int, many: int | None) -> Groups:
+        """Sort the pairs of `expert_ids` [rows, num_experts_per_tok] int32, contiguous.
 
-        Pairs with the id `num_experts` come last, and belong to no group.
+        Pairs with the id `num_experts` come last, and belong to no group. An expert has many pairs
+        if it has at least `many`; None means that no expert has.
         """
-        ids = expert_ids.flatten()
-        counts = ids.bincount()[:num_experts]
-        experts = counts.nonzero().flatten()
-        bounds = torch.stack(
-            (experts, (counts.cumsum(0) - counts)[experts], counts[experts]), dim=1
+        num_rows, top_k = expert_ids.shape
+        pairs = torch.empty(expert_ids.numel(), dtype=torch.int64)
+        bounds, counts = (
+            torch.empty(num_experts, 3, dtype=torch.int64),
+            torch.empty(3, dtype=torch.int64),
         )
-        return cls(ids.argsort(stable=True), bounds)
+        may_have_many = many is not None and num_rows >= many
+        _sort_pairs()(
+            *(expert_ids.data_ptr(), len(pairs), num_experts, many if may_have_many else 2**62),
+            *(pairs.data_ptr(), bounds.data_ptr(), counts.data_ptr()),
+        )
+        return cls(pairs, top_k, bounds, counts, may_have_many)
+
+    def take_rows(self, x: Tensor) -> Tensor:
+        """Return the row of each pair [num_pairs, size] of `x` [rows, size] float32, contiguous."""
+        out = torch.empty(len(self.pairs), x.shape[1])
+        _take_rows()(self.pairs.data_ptr(), x.data_ptr(), out.data_ptr(), *out.shape, self.top_k)
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +158,16 @@ def _make_kernel(load: Any, multiply: Any, finish: Any) -> Any:
     @inlined
     def compute_pieces(arguments: Any) -> None:
         words = numba.carray(arguments, _NUM_ARGUMENTS)
-        x, panels_at, bias_at, bounds_at, num_groups = words[1:6]
+        x, panels_at, bias_at, bounds_at, counts_at = words[1:6]
         depth, num_panels, word_bytes = words[6:9]
-        bounds = longs(bounds_at, (num_groups, 3))
+        first_group, end = longs(counts_at, 2)[0], longs(counts_at, 2)[1]
+        bounds = longs(bounds_at, (end, 3))
         pieces = (num_panels + _PANELS - 1) // _PANELS
         all_sums = np.empty((_BLOCK, _WIDTH), np.float32)
         memory = np.empty(_WIDTH * depth if word_bytes == 2 else 0, np.uint32)
         piece = claim(arguments)
-        while piece < num_groups * pieces:
-            group = bounds[piece // pieces]
+        while piece < (end - first_group) * pieces:
+            group = bounds[first_group + piece // pieces]
             panel = piece % pieces * _PANELS
             width = min(_PANELS, num_panels - panel) * LANES
             weights = panels_at + (group[0] * num_panels + panel) * LANES * depth * word_bytes
@@ -221,6 +245,55 @@ def _compute_down_unpacked(arguments: Any) -> None:
     _down_unpacked(arguments)
 
 
+def _sort_all_pairs(arguments: Any) -> None:
+    """See `Groups`; one thread does it."""
+    words = numba.carray(arguments, 8)
+    ids_at, num_pairs, num_experts, many, pairs_at, bounds_at, counts_at = words[1:8]
+    if claim(arguments) != 0:
+        return
+    ids, pairs = ints(ids_at, num_pairs), longs(pairs_at, num_pairs)
+    bounds, counts = longs(bounds_at, (num_experts, 3)), longs(counts_at, 3)
+    ends = np.zeros(num_experts + 1, np.int64)
+    for pair in range(num_pairs):
+        ends[ids[pair]] += 1
+    counts[:] = 0
+    start = 0
+    for expert in range(num_experts):  # those with few pairs
+        count = ends[expert]
+        if 0 < count < many:
+            _append(bounds, counts[1], expert, start, count)
+            counts[1] += 1
+        start += count
+    counts[2], start = counts[1], 0
+    for expert in range(num_experts + 1):
+        count = ends[expert]
+        if count >= many and expert < num_experts:
+            _append(bounds, counts[2], expert, start, count)
+            counts[2] += 1
+        ends[expert] = start
+        start += count
+    for pair in range(num_pairs):
+        pairs[ends[ids[pair]]] = pair
+        ends[ids[pair]] += 1
+
+
+@device_function
+def _append(bounds: Any, place: int, expert: int, start: int, count: int) -> None:
+    bounds[place, 0], bounds[place, 1], bounds[place, 2] = expert, start, count
+
+
+def _take_rows_of_pairs(arguments: Any) -> None:
+    _, pairs_at, x_at, out_at, num_pairs, size, top_k = numba.carray(arguments, 7)
+    pairs, out = longs(pairs_at, num_pairs), floats(out_at, (num_pairs, size))
+    start, end = claim_rows(arguments, num_pairs)
+    while start < end:
+        for pair in range(start, end):
+            row = floats(x_at + pairs[pair] // top_k * size * 4, size)
+            for i in range(size):
+                out[pair, i] = row[i]
+        start, end = claim_rows(arguments, num_pairs)
+
+
 def _add_ranks_of_rows(arguments: Any) -> None:
     _, outputs_at, out_at, rows, top_k, hidden = numba.carray(arguments, 6)
     outputs, out = floats(outputs_at, (rows, top_k, hidden)), floats(out_at, (rows, hidden))
@@ -246,7 +319,7 @@ class Product:
     Attributes:
         float32: kernel for float32 weights.
         pairs: kernel for bf16 weights and experts with few rows.
-        unpacked: kernel for bf16 weights and experts with at least `MANY_ROWS` rows.
+        unpacked: kernel for bf16 weights and experts with many rows: see `Groups`.
     """
 
     float32: Callable[[], ParallelKernel]
@@ -265,32 +338,34 @@ class Product:
             out: [num_pairs, outputs] float32.
             constants: the last arguments of the kernel.
         """
-        bounds, panels = groups.bounds, weights.panels
+        panels, few = weights.panels, groups.counts.data_ptr()
         if panels.dtype == torch.float32:
-            self._run(self.float32(), x, weights, bounds, 4, out, constants)
+            self._run(self.float32(), x, weights, groups, few, 4, out, constants)
             return
         rounded = round_rows(x, len(x), panels.shape[2] * panels.shape[4])
-        many = bounds[:, 2] >= MANY_ROWS
-        for kernel, chosen, word_bytes in ((self.pairs, ~many, 4), (self.unpacked, many, 2)):
-            if bool(chosen.any()):
-                values = rounded if word_bytes == 4 else rounded.float()
-                self._run(kernel(), values, weights, bounds[chosen], word_bytes, out, constants)
+        self._run(self.pairs(), rounded, weights, groups, few, 4, out, constants)
+        if groups.may_have_many:
+            values = torch.empty(rounded.shape).copy_(rounded)
+            self._run(self.unpacked(), values, weights, groups, few + 8, 2, out, constants)
 
     @staticmethod
     def _run(
         kernel: ParallelKernel,
         x: Tensor,
         weights: ExpertWeights,
-        bounds: Tensor,
+        groups: Groups,
+        counts_at: int,
         word_bytes: int,
         out: Tensor,
         constants: tuple[int, ...],
     ) -> None:
+        """Compute the groups from the number that is at `counts_at` to the next one there."""
         depth, num_panels = x.shape[1] * x.element_size() // 4, weights.panels.shape[1]
         bias_at = 0 if weights.bias is None else weights.bias.data_ptr()
         kernel(
-            *(x.data_ptr(), weights.panels.data_ptr(), bias_at, bounds.data_ptr(), len(bounds)),
-            *(depth, num_panels, word_bytes, out.data_ptr(), *out.shape, *constants),
+            *(x.data_ptr(), weights.panels.data_ptr(), bias_at),
+            *(groups.bounds.data_ptr(), counts_at, depth, num_panels, word_bytes),
+            *(out.data_ptr(), *out.shape, *constants),
         )
 
 
@@ -309,6 +384,8 @@ _down = Product(
     _compiled(_compute_down_pairs),
     _compiled(_compute_down_unpacked),
 )
+_sort_pairs = _compiled(_sort_all_pairs)
+_take_rows = _compiled(_take_rows_of_pairs)
 _add_ranks = _compiled(_add_ranks_of_rows)
 
 
@@ -342,7 +419,9 @@ def add_experts(
     The rows of `x` are sorted by expert. `expert_weights` is [rows, num_experts_per_tok] float32,
     and a sum is computed in the order of its columns. With `has_absent`, pairs may be in no group.
     """
-    outputs = torch.zeros(len(x), hidden) if has_absent else torch.empty(len(x), hidden)
+    outputs = torch.empty(len(x), hidden)
+    if has_absent:
+        outputs.zero_()
     constants = groups.pairs.data_ptr(), expert_weights.data_ptr(), 0, 0
     _down(x, down, groups, outputs, *constants)
     out = torch.empty(len(expert_weights), hidden)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.models.experts import ExpertsSpec
+from paged_backend.platforms.cpu.bf16_kernels import MANY_ROWS
 from paged_backend.platforms.cpu.expert_kernels import ExpertWeights, Groups, activate, add_experts
 from paged_backend.platforms.cpu.panels import make_panels
 from paged_backend.platforms.cpu.tiles import LANES
@@ -59,9 +60,10 @@ class CpuExperts(TorchExperts):
         if not len(x):
             return torch.empty_like(x)
         spec = self._spec
-        groups = Groups.of(expert_ids, spec.num_experts)
-        rows = x.index_select(0, groups.pairs // expert_ids.shape[1])
         inner, panels = spec.intermediate_size, self._gate_up_panels
+        many = None if panels.panels.dtype == torch.float32 else MANY_ROWS
+        groups = Groups.of(expert_ids.contiguous(), spec.num_experts, many)
+        rows = groups.take_rows(x.contiguous())
         activation = None if spec.plain else spec.activation
         activated = activate(rows, panels, inner, groups, activation)
         weights = expert_weights.contiguous()
