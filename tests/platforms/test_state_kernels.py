@@ -24,11 +24,13 @@ from torch.nn import functional as F
 
 from paged_backend.models.states import StateStep
 from paged_backend.platforms.cpu.causal_conv import causal_conv
+from paged_backend.platforms.cpu.delta_gates import delta_gates
 from paged_backend.platforms.cpu.gated_delta import gated_delta
 from paged_backend.platforms.cpu.linear_attention import linear_attention
 from paged_backend.platforms.cpu.mamba1_scan import mamba1_scan
 from paged_backend.platforms.cpu.rg_lru import rg_lru
 from paged_backend.platforms.cpu.selective_scan import selective_scan
+from paged_backend.platforms.portable.state_functions import delta_gates as reference_gates
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -286,6 +288,20 @@ def test_time_steps_of_any_size() -> None:
     wanted = F.softplus(dt.double(), threshold=200)
     relative = torch.where(dt < -5, 4e-6, 5e-7)
     assert ((found.double() - wanted).abs() <= relative * wanted + 1e-37).all()
+
+
+def test_gates_of_rows_that_are_apart() -> None:
+    """Rates of channels, and shares of heads; no bit of a row depends on the number of rows."""
+    both = 10 * torch.randn(5, 37 + 3)
+    inputs = both[:, 37:], both[:, :37], -4 * torch.rand(37), torch.randn(37)
+    decays, shares = delta_gates(*inputs)
+    for found, wanted in zip(
+        (decays, shares), reference_gates(*(x.double() for x in inputs)), strict=True
+    ):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
+    alone = delta_gates(inputs[0][2:3], inputs[1][2:3], *inputs[2:])
+    assert torch.equal(alone[0][0], decays[2])
+    assert torch.equal(alone[1][0], shares[2])
 
 
 def test_small_decays_of_an_lru() -> None:
