@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import permutations
 
 import torch
 from torch._C._distributed_c10d import PrefixStore
@@ -15,6 +16,8 @@ from paged_backend.platforms.gpu.device import GpuDevice
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.options.cpu import HIGH, CpuOptions
+
+_ONE_SHOT = "enable_one_shot_all_reduce"
 
 
 def select_platform(
@@ -83,7 +86,7 @@ def open_ranks(options: EngineConfig, values: SharedValues, place: Place) -> Ran
         place: the place of this rank.
 
     Raises:
-        ConfigError: this host has fewer GPUs than ranks.
+        ConfigError: this host has fewer GPUs than ranks, or GPUs cannot add up in one kernel.
     """
     from paged_backend.platforms.portable.group import TorchGroup
     from paged_backend.platforms.portable.store import SharedStore, open_tcp_store
@@ -92,8 +95,11 @@ def open_ranks(options: EngineConfig, values: SharedValues, place: Place) -> Ran
     on_gpus = is_gpu(resolve_device(options.device))
     if on_gpus:
         _check_number_of_gpus(place)
+        _check_one_shot(options, place)
         store = open_tcp_store(values, place, timeout_s)
     else:
+        if options.enable_one_shot_all_reduce:
+            raise option_error(_ONE_SHOT, "can be true only on GPUs")
         store = SharedStore(values)
 
     def group(name: str, number: int, rank: int, size: int) -> Group | None:
@@ -102,7 +108,13 @@ def open_ranks(options: EngineConfig, values: SharedValues, place: Place) -> Ran
             return None
         own = PrefixStore(f"{name}-{number}", store)
         if on_gpus:
-            return TorchGroup.on_gpus(own, rank, size, timeout_s)
+            opened = TorchGroup.on_gpus(own, rank, size, timeout_s)
+            if options.enable_one_shot_all_reduce and name == "tensor":
+                from paged_backend.platforms.gpu.one_shot_sum import OneShotSum
+
+                device = GpuDevice.numbered(place.rank % place.ranks_per_node)
+                opened.small_sum = OneShotSum(opened.processes, own, device)
+            return opened
         return TorchGroup.on_cpus(own, rank, size, timeout_s, place.host)
 
     tensor, pipeline = options.tensor_parallel_size, options.pipeline_parallel_size
@@ -112,6 +124,23 @@ def open_ranks(options: EngineConfig, values: SharedValues, place: Place) -> Ran
         pipeline=group("pipeline", number, stage, pipeline),
         ranks_per_node=place.ranks_per_node,
     )
+
+
+def _check_one_shot(options: EngineConfig, place: Place) -> None:
+    """Refuse sums in one kernel where a GPU cannot read the memory of all others of its stage."""
+    if not options.enable_one_shot_all_reduce:
+        return
+    width = options.tensor_parallel_size
+    if place.ranks_per_node % width:
+        raise option_error(_ONE_SHOT, "can be true only if all ranks of a stage are on one host")
+    first = (place.rank - place.rank % width) % place.ranks_per_node
+    for number, other in permutations(range(first, first + width), 2):
+        if not GpuDevice.can_reach(number, other):
+            raise option_error(
+                _ONE_SHOT,
+                f"can be true only if GPUs can read each other's memory; GPU {number} cannot read "
+                f"that of GPU {other}",
+            )
 
 
 def _check_number_of_gpus(place: Place) -> None:

@@ -92,15 +92,17 @@ class ThreadProcesses:
         return (other for other in range(self._size) if other != self._rank)
 
 
-def _groups(size: int) -> list[TorchGroup | None]:
+def groups_in_threads(size: int) -> list[TorchGroup]:
     """The members of one group."""
-    if size == 1:
-        return [None]
     numbers = range(size)
     channels: Channels = {(a, b): queue.SimpleQueue() for a in numbers for b in numbers}
     return [
         TorchGroup(ThreadProcesses(channels, rank, size), sums_in_order=True) for rank in numbers
     ]
+
+
+def _groups(size: int) -> list[TorchGroup | None]:
+    return [None] if size == 1 else list(groups_in_threads(size))
 
 
 def _all_ranks(config: EngineConfig) -> list[Ranks]:

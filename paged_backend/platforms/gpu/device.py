@@ -48,6 +48,11 @@ class GpuDevice:
         torch.cuda.set_device(device)
         return device
 
+    @staticmethod
+    def can_reach(number: int, other: int) -> bool:
+        """Return whether a GPU can read the memory of another one, both by their numbers."""
+        return torch.cuda.can_device_access_peer(number, other)
+
     @property
     def name(self) -> str:
         """The name of the product, such as ``NVIDIA H100 PCIe``."""

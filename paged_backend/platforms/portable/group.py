@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -32,6 +32,18 @@ _library.define(  # type: ignore[no-untyped-call]
 )
 
 
+class SmallSum(Protocol):
+    """Another way to add up the tensors of all ranks, for some tensors."""
+
+    def takes(self, x: Tensor) -> bool:
+        """Return whether tensors of this shape and dtype are added up in this way."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the sum of the contiguous tensors that the ranks give, as a new tensor."""
+        ...
+
+
 class TorchGroup:
     """See :class:`~paged_backend.models.division.Group`.
 
@@ -42,6 +54,7 @@ class TorchGroup:
 
     Attributes:
         sent_bytes: bytes that this rank has sent so far, without those in replayed CUDA graphs.
+        small_sum: how small tensors are added up; None: as large ones.
     """
 
     def __init__(self, processes: Any, *, sums_in_order: bool) -> None:
@@ -49,12 +62,16 @@ class TorchGroup:
         self.rank: int = processes.rank()
         self.size: int = processes.size()
         self.sent_bytes = 0
+        self.small_sum: SmallSum | None = None
         self._sums_in_order = sums_in_order
         self._number = next(_numbers)
         _groups[self._number] = self
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of the tensors that the ranks give, of one shape; `x` may change."""
+        if self.small_sum is not None and self.small_sum.takes(x):
+            self.sent_bytes += x.nbytes * (self.size - 1)  # each other rank reads all of it
+            return self.small_sum(x.contiguous())
         if not self._sums_in_order:
             x = x.contiguous()
             torch.ops.paged_backend.sum(x, self._number)

@@ -39,6 +39,13 @@ class ParallelOptions:
         "each of the ranks of tensor_parallel_size has some experts as a whole, and not a part of "
         "each expert",
     )
+    enable_one_shot_all_reduce: bool = checked(
+        False,
+        Rule(bool),
+        "the GPUs of tensor_parallel_size add up results of up to 512 KiB by reading each other's "
+        "memory, and larger ones with NCCL; they must be in one host and able to do this. Its "
+        "speed has not been measured yet",
+    )
     distributed_timeout_seconds: float = checked(
         600.0,
         Rule(float, 1, 86400),
@@ -62,7 +69,7 @@ class ParallelOptions:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def check_parallel(self) -> None:
-        """Refuse more ranks than are supported.
+        """Refuse more ranks than are supported, and sums of one rank.
 
         Raises:
             ConfigError: the message names the option.
@@ -72,4 +79,9 @@ class ParallelOptions:
                 "pipeline_parallel_size",
                 f"times tensor_parallel_size must be at most {MAX_RANKS} ranks; "
                 f"got {self.num_ranks}",
+            )
+        if self.enable_one_shot_all_reduce and self.tensor_parallel_size == 1:
+            raise option_error(
+                "enable_one_shot_all_reduce",
+                "can be true only with a tensor_parallel_size of 2 or more",
             )
