@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+
 import pytest
 
 from paged_backend.speculation.draft_model import ModelDrafter
-from paged_backend.speculation.drafting_costs import DraftingCosts, DraftPlan
+from paged_backend.speculation.drafting_rule import Candidate, DraftingRule
+
+
+class FreeDrafts(DraftingRule):
+    """Lets steps verify as many drafts as they may."""
+
+    def numbers(
+        self, candidates: Sequence[Candidate], num_sequences: int, budget: int
+    ) -> Mapping[int, int]:
+        numbers: dict[int, int] = {}
+        for item in candidates:
+            if budget > 0:
+                numbers[item.seq_id] = min(item.max_drafts, budget)
+                budget -= numbers[item.seq_id]
+        return numbers
 
 
 def make_drafts_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let steps verify as many drafts as they may."""
-
-    def plan(
-        self: DraftingCosts, chances: dict[int, tuple[float, int]], sequences: int, budget: int
-    ) -> DraftPlan:
-        numbers = {}
-        for seq_id, (_, length) in chances.items():
-            if budget > 0:
-                numbers[seq_id] = min(length, budget)
-                budget -= numbers[seq_id]
-        return DraftPlan(numbers, dict.fromkeys(numbers, 1.0), dict.fromkeys(numbers, 2.0))
-
-    monkeypatch.setattr(DraftingCosts, "plan", plan)
-    monkeypatch.setattr(ModelDrafter, "_save", lambda *_: None)
-    monkeypatch.setattr(DraftingCosts, "knows_plain", lambda *_: True)
-    monkeypatch.setattr(DraftingCosts, "catch_up_s", lambda *_: 0.0)
-    monkeypatch.setattr("paged_backend.speculation.draft_model._REFRESH", float("inf"))
-    monkeypatch.setattr(DraftingCosts, "plain_s", lambda *_: 1.0)
+    """Let engines make their drafters with this rule."""
+    drafter = partial(ModelDrafter, rule=FreeDrafts())
+    monkeypatch.setattr("paged_backend.engine.engine.ModelDrafter", drafter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
@@ -48,7 +48,7 @@ class Adapters:
         max_in_memory: how many it holds.
         in_use: returns the digests of the adapters that unfinished requests have.
         exchange: exchanges messages with other ranks, on which the end of a reading may depend.
-        runtime_folder: the folder that has all adapters that `load` has not read; None for none.
+        runtime_folder: the folder that has the adapters that `load` has not read; None for none.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Adapters:
         self._max_in_memory = max_in_memory
         self._in_use = in_use
         self._exchange = exchange
-        self._runtime_folder = runtime_folder
+        self._folders = [] if runtime_folder is None else [runtime_folder]
         self._own: set[LoRARequest] = set()  # `load` has read them
         self._unloaded: dict[LoRARequest, None] = {}  # no new request can have them
         self._digests: dict[LoRARequest, str] = {}  # digests of those in memory
@@ -74,6 +74,10 @@ class Adapters:
         self._reader = ReadingThread() if store is not None else None
 
     # --- adapters -------------------------------------------------------------------------
+
+    def allow_folder(self, folder: Path) -> None:
+        """Let another folder have adapters that `load` has not read, too."""
+        self._folders.append(folder)
 
     def load(self, lora: LoRARequest) -> None:
         """Read an adapter from any folder now, unless it is in memory.
@@ -236,8 +240,8 @@ class Adapters:
             if own:
                 reading = self._reader.submit(partial(_read, store, folder))
             else:
-                root = self._runtime_folder
-                reading = self._reader.submit(partial(_read_inside, store, folder, root))
+                folders = tuple(self._folders)
+                reading = self._reader.submit(partial(_read_inside, store, folder, folders))
             self._reading[lora] = reading
         return reading
 
@@ -273,11 +277,17 @@ class Adapters:
         self._enabled.drop(digest)
 
 
-def _read_inside(store: AdapterStore, folder: Path, root: Path | None) -> ReadAdapter:
-    """Read an adapter that a client has named, if it is in the folder for such adapters."""
-    if root is None:
-        raise ConfigError(f"{folder} cannot be read: runtime_lora_folder is not set")
-    return _read(store, check_inside(root, folder))
+def _read_inside(store: AdapterStore, folder: Path, roots: Sequence[Path]) -> ReadAdapter:
+    """Read an adapter that a client has named, if it is in a folder for such adapters."""
+    problem = ConfigError(f"{folder} cannot be read: runtime_lora_folder is not set")
+    for root in roots:
+        try:
+            inside = check_inside(root, folder)
+        except ConfigError as error:
+            problem = error
+        else:
+            return _read(store, inside)
+    raise problem
 
 
 def _read(store: AdapterStore, folder: Path) -> ReadAdapter:

@@ -224,28 +224,46 @@ class Engine:
         if self._is_idle:
             self.executor.check()  # with adapters that several ranks read
             return outputs
-        started_s = time.monotonic()
-        output = self.scheduler.schedule()
-        if output.num_sequences:
-            with _logged_if_it_fails(output):
-                launched = self.executor.launch(output, self.scheduler.draft_guide())
-                if (drawn := launched.drawn_drafts()) is not None:
-                    self.scheduler.take_drafts(drawn)
-                masks = None
-                if self.scheduler.is_constrained:
-                    # The masks depend on the tokens of the previous step. The device samples them
-                    # before the forward pass that was just launched, so it does not become idle.
-                    while self._in_flight:
-                        outputs += self.scheduler.update_from_output(self._wait())
-                    masks = self.scheduler.token_masks(launched.greedy_token_ids())
-                pending = launched.sample(masks)
-            self._in_flight.append(_InFlightStep(started_s, output, pending))
+        is_launched, early = self._launch()
+        outputs += early
+        if is_launched:
             if len(self._in_flight) <= self._max_in_flight:
                 return outputs
         elif not self._in_flight:
             self.scheduler.wait_for_mask(MASK_WAIT_S)
             return outputs
-        return outputs + self.scheduler.update_from_output(self._wait())
+        outputs += self.scheduler.update_from_output(self._wait())
+        if not self._in_flight and self._max_in_flight and self.scheduler.has_unfinished:
+            # All sequences have waited for their tokens, so the device has no step. It gets the
+            # next one before the outputs are sent.
+            outputs += self._launch()[1]
+        return outputs
+
+    def _launch(self) -> tuple[bool, list[SequenceOutput]]:
+        """Schedule and start a step, if anything can be computed now.
+
+        Returns:
+            True if there is a step, and the outputs of earlier steps that it had to wait for.
+        """
+        outputs: list[SequenceOutput] = []
+        started_s = time.monotonic()
+        output = self.scheduler.schedule()
+        if not output.num_sequences:
+            return False, outputs
+        with _logged_if_it_fails(output):
+            launched = self.executor.launch(output, self.scheduler.draft_guide())
+            if (drawn := launched.drawn_drafts()) is not None:
+                self.scheduler.take_drafts(drawn)
+            masks = None
+            if self.scheduler.is_constrained:
+                # The masks depend on the tokens of the previous step. The device samples them
+                # before the forward pass that was just launched, so it does not become idle.
+                while self._in_flight:
+                    outputs += self.scheduler.update_from_output(self._wait())
+                masks = self.scheduler.token_masks(launched.greedy_token_ids())
+            pending = launched.sample(masks)
+        self._in_flight.append(_InFlightStep(started_s, output, pending))
+        return True, outputs
 
     def _add_loaded(self) -> list[SequenceOutput]:
         """Start the requests with adapters that were read; returns outputs of those that failed."""

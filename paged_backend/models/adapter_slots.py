@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from paged_backend.checkpoint.packed_adapter import is_packed, read_packed
 from paged_backend.checkpoint.peft import Adapter, LowRank, ModuleSizes, read_adapter
 from paged_backend.checkpoint.shares import Share
 from paged_backend.checkpoint.stages import Stage, layer_of
@@ -53,7 +54,8 @@ class AdapterSlots:
 
     def read(self, folder: Path) -> Adapter:
         """Read and check an adapter on any thread, so that `put` has little to do."""
-        adapter = read_adapter(folder, self.sizes, self.max_rank, self._is_elsewhere)
+        read = read_packed if is_packed(folder) else read_adapter
+        adapter = read(folder, self.sizes, self.max_rank, self._is_elsewhere)
         prepared: dict[str, LowRank] = {}
         for spec, product in self._layers:
             parts = product.prepared([_ordered(adapter, spec, part) for part in spec.parts])

@@ -1,13 +1,15 @@
 """The names of the LoRA adapters of one model, which all its front ends share.
 
 The adapters that clients have loaded are in a file in the private folder of the model's first
-engine. It outlives engines, and ends with the last front end.
+engine, and the weights that requests have brought are in folders beside it. They outlive engines,
+and end with the last front end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +20,16 @@ from paged_backend.values.errors import InvalidRequest
 from paged_backend.values.lora import LoRARequest, numbered, unsupported
 
 FILE = "adapters.json"
+BROUGHT = "adapters"
+"""The folder with the adapters that requests have brought."""
 MAX_RUNTIME_ADAPTERS = 4096
+
+
+class Brought(msgspec.Struct, frozen=True):
+    """What a request has brought: the size and the digest of the arrays of an adapter."""
+
+    num_bytes: int
+    digest: str
 
 
 class _Loaded(msgspec.Struct, frozen=True):
@@ -26,6 +37,7 @@ class _Loaded(msgspec.Struct, frozen=True):
 
     last_id: int = 0
     adapters: dict[str, LoRARequest] = {}
+    brought: dict[str, Brought] = {}  # those of `adapters` that came with requests, oldest first
 
 
 class AdapterNames:
@@ -38,14 +50,22 @@ class AdapterNames:
 
     def __init__(self, folder: Path, modules: Mapping[str, str] | None) -> None:
         self._file = folder / FILE
+        self.brought_folder = folder / BROUGHT
         self._fixed = numbered(modules or {})
         self._version: tuple[int, int] | None = None  # state of the file that was read
         self._loaded = _Loaded()
 
     @property
     def known(self) -> dict[str, LoRARequest]:
-        """All adapters by their names, those of the options first."""
-        return {**self._fixed, **self._read().adapters}
+        """The adapters of the options, then those from folders, by their names.
+
+        Adapters that requests have brought are left out.
+        """
+        loaded = self._read()
+        others = {
+            name: lora for name, lora in loaded.adapters.items() if name not in loaded.brought
+        }
+        return {**self._fixed, **others}
 
     def find(self, name: str) -> LoRARequest:
         """Return the adapter of a name.
@@ -71,20 +91,66 @@ class AdapterNames:
                     "lora_name", f"cannot be added: {MAX_RUNTIME_ADAPTERS} adapters are loaded"
                 )
             number = max(loaded.last_id, len(self._fixed)) + 1
-            self._write(_Loaded(number, loaded.adapters))
+            self._write(_Loaded(number, loaded.adapters, loaded.brought))
         return LoRARequest(name, number, path)
 
-    def add(self, lora: LoRARequest, *, in_place: bool) -> LoRARequest | None:
+    def add(
+        self, lora: LoRARequest, *, in_place: bool, brought: Brought | None = None
+    ) -> LoRARequest | None:
         """Let requests name an adapter; returns the one that it replaces, if any.
+
+        Args:
+            lora: the adapter.
+            in_place: whether it may replace another one.
+            brought: what a request has brought; None if the adapter was loaded from a folder.
 
         Raises:
             InvalidRequest: another one of this name was added meanwhile.
         """
+        name = lora.lora_name
         with self._changing() as loaded:
-            self._check_free(loaded, lora.lora_name, in_place=in_place)
-            adapters = {**loaded.adapters, lora.lora_name: lora}
-            self._write(_Loaded(loaded.last_id, adapters))
-            return loaded.adapters.get(lora.lora_name)
+            self._check_free(loaded, name, in_place=in_place)
+            others = {other: found for other, found in loaded.brought.items() if other != name}
+            if brought is not None:
+                others[name] = brought
+            self._write(_Loaded(loaded.last_id, {**loaded.adapters, name: lora}, others))
+            return loaded.adapters.get(name)
+
+    def was_brought(self, name: str, digest: str) -> bool:
+        """Return True if requests can name an adapter that was brought with these weights.
+
+        Raises:
+            InvalidRequest: the name stands for another adapter.
+        """
+        self._check_not_fixed(name)
+        loaded = self._read()
+        found = loaded.brought.get(name)
+        if name in loaded.adapters and (found is None or found.digest != digest):
+            raise InvalidRequest(
+                "lora_name", f"{name} stands for another adapter; send the weights for another one"
+            )
+        return found is not None
+
+    def take_oldest(self, max_bytes: int) -> list[LoRARequest]:
+        """Remove and return the oldest of the brought adapters, until the others have few bytes."""
+        with self._changing() as loaded:
+            adapters, brought = dict(loaded.adapters), dict(loaded.brought)
+            num_bytes = sum(found.num_bytes for found in brought.values())
+            taken: list[LoRARequest] = []
+            for name, found in loaded.brought.items():
+                if num_bytes > max_bytes:
+                    taken.append(adapters.pop(name))
+                    del brought[name]
+                    num_bytes -= found.num_bytes
+            if taken:
+                self._write(_Loaded(loaded.last_id, adapters, brought))
+            return taken
+
+    def delete_files(self, lora: LoRARequest) -> None:
+        """Delete the folder of an adapter that no request has, if a request has brought it."""
+        folder = Path(lora.lora_path)
+        if folder.parent == self.brought_folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self, name: str) -> LoRARequest:
         """Let no more requests name an adapter, and return it.
@@ -94,13 +160,14 @@ class AdapterNames:
         """
         with self._changing() as loaded:
             self._check_not_fixed(name)
-            adapters = dict(loaded.adapters)
+            adapters, brought = dict(loaded.adapters), dict(loaded.brought)
             lora = adapters.pop(name, None)
+            brought.pop(name, None)
             if lora is None:
                 raise InvalidRequest.verbatim(
                     "lora_name", f"The lora adapter '{name}' cannot be found."
                 )
-            self._write(_Loaded(loaded.last_id, adapters))
+            self._write(_Loaded(loaded.last_id, adapters, brought))
             return lora
 
     def _check_free(self, loaded: _Loaded, name: str, *, in_place: bool) -> None:

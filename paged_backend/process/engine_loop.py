@@ -342,6 +342,8 @@ def serve(config_json: str, run_dir: Path, server: ProcessId, number: int) -> in
         if config.kv_events().is_on:
             kv_events = KVEventPublisher(config.kv_events(), number)
         engine, checkpoint = load(config)
+        if config.max_request_lora_bytes:  # front ends write them beside the first engine's files
+            engine.adapters.allow_folder(run_dir.parent)
         keep_loaded()
         LOG.info("the engine runs %s: %s", config.model, engine.executor.info.describe())
     except ConfigError as error:

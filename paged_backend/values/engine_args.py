@@ -189,7 +189,8 @@ def read_engine_args(path: Path) -> EngineArgs:
         values["generation_config"] = resolved_source(source, path.parent)
     if _plain(values.get("enable_lora")) is True and values.get("lora_modules") is None:
         file = path.parent / _LORA_MODULES
-        if file.exists() or values.get("runtime_lora_folder") is None:
+        others = (values.get("runtime_lora_folder"), values.get("max_request_lora_bytes"))
+        if file.exists() or not any(others):
             values["lora_modules"] = _read_lora_modules(file)
     template = values.get("chat_template")
     if isinstance(template, str):

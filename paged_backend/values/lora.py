@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 MAX_NAME_LENGTH = 256  # characters
+PACKED_WEIGHTS, PACKED_CONFIG = "lora_weights", "lora_config"
+"""The arrays of an adapter that a request brings: its tensors, and files with ``.npy`` added."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
 from free_drafts import make_drafts_free
 from lora_oracle import run_requests as run
 from oracle import EOS, make_engine, mixed_work
+from packed_adapters import pack, write_packed
 from quantization.test_checkpoints import FORMATS, INT8, TOKEN_INT8, ct, rounded, whole
 from quantized_checkpoints import Writer, compressed, quantize_checkpoint
 from safetensors.torch import load_file, save_file
@@ -442,6 +444,22 @@ def test_an_adapter_is_loaded_and_forgotten_while_the_engine_runs(case):
         engine.adapters.forget(lora)
     assert not engine.adapters._digests and not engine.adapters._reading
     assert load(engine, first) == ""
+
+
+def test_packed_adapters_are_those_of_folders(case, tmp_path):
+    """What a request brings, in float32 here so that nothing is rounded."""
+    engine = case.engine(lora_modules=None, max_request_lora_bytes=2**24)
+    engine.adapters.allow_folder(tmp_path)
+    without_patterns = [*case.names[:5], case.names[7]]
+    loras = [LoRARequest(name, n, str(tmp_path / name)) for n, name in enumerate(without_patterns)]
+    for lora in loras:
+        packed = pack(Path(case.modules[lora.lora_name]), np.float32)
+        write_packed(Path(lora.lora_path), *packed)
+    params = SamplingParams(temperature=0, max_tokens=16, return_generation_logits=True, logprobs=0)
+    work = [Request(lora.lora_name, list(range(3, 40)), params, lora=lora) for lora in loras]
+    outputs = run(engine, work)
+    for request in work:
+        case.confirm(request, outputs[request.request_id])
 
 
 def test_adapters_outside_of_the_folder_are_refused(case, tmp_path):

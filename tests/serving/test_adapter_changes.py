@@ -5,14 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paged_backend.process import adapter_names, wire
 from paged_backend.process.adapter_names import AdapterNames
 from paged_backend.serving.requests import adapter_changes
 from paged_backend.serving.requests.adapter_changes import AdapterChanges
+from paged_backend.serving.requests.brought_adapters import BroughtAdapter, BroughtAdapters
 from paged_backend.values.errors import EngineDead, InvalidRequest, RequestRefused
 from paged_backend.values.lora import LoRARequest
+
+MAX_BYTES = 160
+
+
+def brought_adapter(name: str, number: float, size: int) -> BroughtAdapter:
+    weights = np.full((1, size), number, np.float16)
+    return BroughtAdapter(name, weights, np.array([[1, 0, 1]], np.int32))
 
 
 class Link:
@@ -56,12 +65,40 @@ class World:
         link: Any = self.link
         self.names = AdapterNames(folder, {"fixed": "/fixed"})
         self.used: set[LoRARequest] = set()
-        self.changes = AdapterChanges(link, self.names, is_on=is_on, is_used=self.used.__contains__)
+        self.changes = AdapterChanges(
+            link,
+            self.names,
+            is_on=is_on,
+            is_used=self.used.__contains__,
+            max_brought_bytes=MAX_BYTES,
+        )
+        self.brought = BroughtAdapters(self.names, self.changes, MAX_BYTES)
 
     def load(self, name: str = "a", path: str = "a", **more: object) -> Caller:
         caller: Any = Caller()
         self.changes.load({"lora_name": name, "lora_path": path, **more}, caller)
         return caller
+
+    def bring(self, name: str, number: float = 1, size: int = 30) -> Caller:
+        """Bring an adapter of `size` numbers, and 12 bytes more."""
+        caller: Any = Caller()
+        adapter = brought_adapter(name, number, size)
+        self.brought.admit(adapter)
+        self.brought.load(adapter, lambda: caller.send({}, True), caller.fail)
+        self.brought.leave(adapter)
+        return caller
+
+    def confirm_all(self) -> None:
+        """Let all engines carry out all that they were told."""
+        done = 0
+        while done < len(self.link.sent):
+            engine, message = self.link.sent[done]
+            self.changes.confirm(engine, wire.AdapterChanged(message.change_id))
+            done += 1
+
+    def folders(self) -> set[str]:
+        """The paths of adapters that were brought and are still there."""
+        return {str(path) for path in self.names.brought_folder.glob("*")}
 
     def unload(self, name: str = "a") -> Caller:
         caller: Any = Caller()
@@ -236,3 +273,72 @@ def test_the_number_of_adapters_is_limited(world: World, monkeypatch: pytest.Mon
     world.confirm(1)
     with pytest.raises(InvalidRequest, match="1 adapters are loaded"):
         world.load("b")
+
+
+def test_a_brought_adapter_is_loaded_once(world: World) -> None:
+    first, second = world.bring("7"), world.bring("7")
+    assert first.answer is second.answer is None and len(world.folders()) == 2
+    world.confirm_all()
+    assert first.answer == second.answer == "done"
+    lora = world.names.find("7")
+    assert world.folders() == {lora.lora_path} and len(world.changes) == 0
+    assert np.load(Path(lora.lora_path) / "lora_weights.npy").tolist() == [[1] * 30]
+    assert "7" not in world.names.known  # no list shows it
+    num_sent = len(world.link.sent)
+    assert world.bring("7").answer == "done" and len(world.link.sent) == num_sent
+    for name in ("7", "fixed"):
+        with pytest.raises(InvalidRequest, match=f"lora_name: {name} "):
+            world.bring(name, number=2)
+    assert world.folders() == {lora.lora_path}
+
+
+def test_the_weights_that_come_second_under_a_name_are_refused(world: World) -> None:
+    first, second = world.bring("7"), world.bring("7", number=2)
+    world.confirm_all()
+    assert first.answer == "done"
+    assert second.answer is not None and "7 stands for another adapter" in second.answer
+    assert world.folders() == {world.names.find("7").lora_path}
+
+
+def test_the_oldest_brought_adapter_makes_room(world: World, tmp_path: Path) -> None:
+    """Its files are there until the last of its requests has ended."""
+    world.load()
+    for name in ("1", "2"):
+        world.bring(name)
+        world.confirm_all()
+    oldest = world.names.find("1")
+    world.used.add(oldest)
+    assert world.bring("3").answer is None
+    world.confirm_all()
+    assert [world.names.find(name).lora_name for name in ("2", "3", "a")] == ["2", "3", "a"]
+    with pytest.raises(InvalidRequest, match="LoRA 1 is not supported"):
+        world.names.find("1")
+    assert oldest.lora_path in world.folders() and len(world.folders()) == 3
+    world.used.clear()
+    world.changes.end_done()
+    assert oldest.lora_path not in world.folders() and len(world.folders()) == 2
+    assert world.unload("2").answer is None
+    world.confirm_all()
+    assert world.folders() == {world.names.find("3").lora_path}
+
+
+def test_a_brought_adapter_that_does_not_fit_leaves_nothing(world: World) -> None:
+    caller = world.bring("7")
+    world.confirm(0, "lora_config: row 0 has the rank 9")
+    assert caller.answer == "lora_config: row 0 has the rank 9"
+    assert not world.folders()
+    with pytest.raises(InvalidRequest, match="LoRA 7 is not supported"):
+        world.names.find("7")
+
+
+def test_adapters_that_wait_are_limited(world: World) -> None:
+    with pytest.raises(InvalidRequest, match="lora_weights: has 212 bytes .*at most 160"):
+        world.brought.admit(brought_adapter("7", 1, 100))
+    adapters = [brought_adapter(name, 1, 30) for name in ("1", "2", "3")]
+    for adapter in adapters[:2]:
+        world.brought.admit(adapter)
+    with pytest.raises(RequestRefused, match="144 bytes of adapters wait to be loaded"):
+        world.brought.admit(adapters[2])
+    world.brought.leave(adapters[0])
+    world.brought.leave(adapters[0])
+    world.brought.admit(adapters[2])

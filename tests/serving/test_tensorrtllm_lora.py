@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged_backend.serving.tensorrtllm.lora import lora_error, lora_values
+from paged_backend.serving.tensorrtllm.lora import brought_adapter, lora_error, lora_values
 from paged_backend.values.errors import InvalidRequest
 from paged_backend.values.lora import NOT_ENABLED, unsupported
 
@@ -18,11 +18,30 @@ def test_a_task_id_is_the_name_of_an_adapter():
     assert lora_values({}) == {}
 
 
-@pytest.mark.parametrize("name", ["lora_weights", "lora_config"])
-def test_weights_in_a_request_are_refused_with_the_reason(name):
-    message = f"{name}: cannot be used: adapters are loaded by the server"
-    with pytest.raises(InvalidRequest, match=message):
-        lora_values({**TASK, name: np.ones((2, 3), np.float16)})
+def test_a_request_can_bring_an_adapter():
+    weights, config = np.ones((2, 8), np.float16), np.array([[1, 0, 1], [4, 0, 1]], np.int32)
+    brought = {**TASK, "lora_weights": weights, "lora_config": config}
+    adapter = brought_adapter(brought, 1000)
+    assert adapter.name == str(2**63 + 1) and adapter.num_bytes == 2 * 8 * 2 + 6 * 4
+    assert adapter.weights is weights and adapter.config is config
+    assert brought_adapter(TASK, 1000) is None
+    nothing = {"lora_weights": np.zeros_like(weights), "lora_config": np.zeros_like(config)}
+    assert brought_adapter({**TASK, **nothing}, 0) is None
+    for change, said in [
+        ({"lora_task_id": np.zeros(1, np.uint64)}, "lora_task_id: must be above 0"),
+        ({"lora_task_id": None}, "lora_task_id: must be above 0 with lora_weights"),
+        ({"lora_config": None}, "lora_config: is missing; it must come with lora_weights"),
+        ({"lora_weights": None}, "lora_weights: is missing; it must come with lora_config"),
+        ({"lora_config": config[:, :2]}, r"lora_config: must have the shape \[modules, 3\]"),
+        ({"lora_config": config[0]}, "lora_config: must have the shape"),
+        ({"lora_weights": weights[:1]}, "lora_weights: must have a row for each of the 2 rows"),
+        ({"lora_weights": weights[0]}, "lora_weights: must have a row for each"),
+    ]:
+        tensors = {name: value for name, value in (brought | change).items() if value is not None}
+        with pytest.raises(InvalidRequest, match=said):
+            brought_adapter(tensors, 1000)
+    with pytest.raises(InvalidRequest, match="lora_weights: .*max_request_lora_bytes is 0"):
+        brought_adapter(brought, 0)
 
 
 def strings(**values):

@@ -20,6 +20,7 @@ from paged_backend.core.scheduler_output import (
 from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
 from paged_backend.speculation.draft_model import ModelDrafter
 from paged_backend.speculation.drafting_costs import DraftingCosts
+from paged_backend.speculation.drafting_rule import PayingDrafts
 from paged_backend.values.options.speculation import SpeculativeConfig
 from paged_backend.values.request import Request
 
@@ -232,8 +233,9 @@ def test_a_long_prompt_is_not_computed_twice_for_a_short_answer() -> None:
         drawn = [DraftPass(1000, 1, 0.101), *[DraftPass(1, 1, 0.001)] * 3]
         costs.observe_drafted(0.114, 1, DrawnDrafts({1: [RIGHT] * 4}, drawn))
     assert costs.catch_up_s(200) == pytest.approx(0.02, rel=0.01)
-    drafter = ModelDrafter(SpeculativeConfig(method="draft_model", model="m"))
-    drafter._costs, drafter._saved_s = costs, 0.05
+    rule = PayingDrafts()
+    rule._costs, rule._saved_s = costs, 0.05
+    drafter = ModelDrafter(SpeculativeConfig(method="draft_model", model="m"), rule)
 
     def drafts(num_prompt_tokens: int, max_tokens: int) -> int:
         request = Request("r", [5] * num_prompt_tokens, SamplingParams())

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from paged_backend.cli.bench.options import add_count, add_counts, add_json, print_rows
+from paged_backend.cli.bench.options import (
+    add_count,
+    add_counts,
+    add_json,
+    positive,
+    print_rows,
+)
 from paged_backend.cli.bench.peers import add_peer, chosen_peer
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
 from paged_backend.tools.bench.peer_options import PEERS
@@ -32,13 +38,13 @@ def add_parser(kinds: Subparsers) -> None:
     add_json(group, "the figures, as they come,")
     group.add_argument(
         "--simulate-device-ms",
-        type=_positive,
+        type=positive,
         help="run no model: each step takes a simulated device this long; prints how long it is "
         "idle and the host's time for a step",
     )
     group.add_argument(
         "--request-rate",
-        type=_positive,
+        type=positive,
         help="with --simulate-device-ms: prompts of 512 tokens that arrive per second, while as "
         "many sequences end",
     )
@@ -82,10 +88,3 @@ def _run_simulated_device(args: argparse.Namespace) -> int:
     )
     print_rows(SimulatedFigures.HEADER, figures)
     return 0
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value

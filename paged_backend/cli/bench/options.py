@@ -103,3 +103,11 @@ def count(text: str) -> int:
 def counts(text: str) -> list[int]:
     """Parse whole numbers of at least 1, separated by commas."""
     return [count(part) for part in text.split(",")]
+
+
+def positive(text: str) -> float:
+    """Parse a number above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 
-from paged_backend.cli.bench.options import add_turns, print_turns, use_threads
+from paged_backend.cli.bench.options import add_turns, positive, print_turns, use_threads
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
 from paged_backend.tools.bench.speculation_traces import KINDS
 from paged_backend.values import engine_args
+from paged_backend.values.config import EngineConfig
 
 
 def add_parser(kinds: Subparsers) -> None:
     """Add the bench's flags."""
     parser = kinds.add_parser(
         "speculation",
-        help="what speculation gains on a CPU",
+        help="what speculation gains on a CPU, or on a simulated device",
         description="Generate answers that repeat themselves as real ones do (an edited document, "
         "JSON, code), and random ones, in turn with speculation and without it. The model "
-        "is computed, and the tokens of these answers replace what it samples. On a CPU only.",
+        "is computed, and the tokens of these answers replace what it samples. On a CPU only, or "
+        "on a simulated device, where nothing is computed.",
     )
     add_engine_options(parser)
     group = parser.add_argument_group("workload")
@@ -27,17 +29,37 @@ def add_parser(kinds: Subparsers) -> None:
         default=list(KINDS),
         help=f"kinds of answers (default: {','.join(KINDS)})",
     )
+    group.add_argument(
+        "--simulate-device-ms",
+        type=positive,
+        help="run no model: each step takes a simulated device this long, and steps are scheduled "
+        "ahead as on a GPU; prints how long it is idle",
+    )
     add_turns(group)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    config = engine_args.from_mapping(engine_options(args)).config
+    use_threads(args)
+    if args.simulate_device_ms is not None:
+        return _run_simulated_device(args, config)
     from paged_backend.tools.bench.speculation import HEADER, SpeculationBench
 
-    use_threads(args)
-    bench = SpeculationBench(engine_args.from_mapping(engine_options(args)).config)
+    bench = SpeculationBench(config)
     return print_turns(args, HEADER, bench.measure(args.traces, args.concurrency, args.rounds))
+
+
+def _run_simulated_device(args: argparse.Namespace, config: EngineConfig) -> int:
+    from paged_backend.tools.bench.simulated_speculation import (
+        IDLE_HEADER,
+        SimulatedSpeculationBench,
+    )
+
+    bench = SimulatedSpeculationBench(config, args.simulate_device_ms / 1e3)
+    figures = bench.measure(args.traces, args.concurrency, args.rounds)
+    return print_turns(args, IDLE_HEADER, figures)
 
 
 def _traces(text: str) -> list[str]:

@@ -8,6 +8,7 @@ host's time to launch kernels is not included.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput, TokenMasks
 from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, captured_shapes
-from paged_backend.platforms.gpu.step_inputs import DeviceInputs
+from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.portable.threads import one_torch_thread
 from paged_backend.values.kv_cache_groups import KVCacheLayout
@@ -86,12 +87,20 @@ class SimulatedModelRunner:
         limits: the limits of a step.
         max_model_len: the longest sequence.
         vocab_size: number of token ids.
+        answers: token ids to sample by the seed of a request. Other requests get tokens that repeat
+            no earlier ones, so that there is nothing to guess.
     """
 
     def __init__(
-        self, layout: KVCacheLayout, limits: StepLimits, max_model_len: int, vocab_size: int
+        self,
+        layout: KVCacheLayout,
+        limits: StepLimits,
+        max_model_len: int,
+        vocab_size: int,
+        answers: Mapping[int, list[int]] | None = None,
     ) -> None:
         self._vocab_size = vocab_size
+        self._answers = answers
         self.device = SimulatedDevice()
         transfer = Transfer(torch.device("cpu"), gpu=None)
         self._inputs = DeviceInputs(
@@ -110,7 +119,15 @@ class SimulatedModelRunner:
         with one_torch_thread():  # copies to a device take no other threads
             inputs = self._inputs.update(scheduled_batch)
             self._inputs.send(inputs, self._graphs.fit(inputs.shape) or inputs.shape)
-        # Tokens that repeat no earlier ones, so that there is nothing to guess.
+        return SimulatedStep(self.device.launch(), scheduled_batch, self._token_ids(inputs))
+
+    def _token_ids(self, inputs: StepInputs) -> list[int]:
+        if self._answers is not None:
+            return [
+                self._answers[spec.params.seed or 0][spec.num_output_tokens]
+                for spec in inputs.batch.samples
+            ]
         positions = inputs.batch.sample_positions.astype(np.int64)
         token_ids = (inputs.sample_rows * _STRIDE + positions * positions) % self._vocab_size
-        return SimulatedStep(self.device.launch(), scheduled_batch, token_ids.tolist())
+        found: list[int] = token_ids.tolist()
+        return found

@@ -17,6 +17,7 @@ from paged_backend.process.engine_supervisor import (
 from paged_backend.process.engines import Engines
 from paged_backend.serving.metrics.stat_logger import StatLogger
 from paged_backend.serving.requests.adapter_changes import AdapterChanges
+from paged_backend.serving.requests.brought_adapters import BroughtAdapters
 from paged_backend.serving.requests.delivery import Delivery
 from paged_backend.serving.requests.drain import Drain
 from paged_backend.serving.requests.intake import Intake, answer_cancel
@@ -76,9 +77,11 @@ class FrontEnd:
             names,
             is_on=config.runtime_lora_folder is not None,
             is_used=self._table.uses_adapter,
+            max_brought_bytes=config.max_request_lora_bytes,
         )
+        brought = BroughtAdapters(names, self._changes, config.max_request_lora_bytes)
         self._intake = Intake(
-            *(link, parser, tokenizer, self._table, self._changes),
+            *(link, parser, tokenizer, self._table, self._changes, brought),
             config.max_waiting_tokens,
             config.stream_interval,
         )

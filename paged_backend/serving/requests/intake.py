@@ -11,6 +11,7 @@ from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.process.engines import Engines
 from paged_backend.serving.requests.adapter_changes import AdapterChanges
 from paged_backend.serving.requests.answer import GenerationAnswer
+from paged_backend.serving.requests.brought_adapters import BroughtAdapter, BroughtAdapters
 from paged_backend.serving.requests.cancellation import Cancelled
 from paged_backend.serving.requests.held_results import result_bytes
 from paged_backend.serving.requests.open_requests import (
@@ -22,7 +23,7 @@ from paged_backend.serving.requests.open_requests import (
 from paged_backend.serving.requests.parameters import tenant_of
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.pooling import PoolingAnswer, parse_pooling
-from paged_backend.serving.requests.preparation import MustWait, Preparation
+from paged_backend.serving.requests.preparation import SMALL, MustWait, Preparation
 from paged_backend.serving.requests.request_table import Cancel, RequestTable
 from paged_backend.serving.requests.tasks import TaskKind
 from paged_backend.text.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ class Intake:
         tokenizer: tokenizer of the model.
         table: where requests wait for their responses.
         changes: loads and unloads adapters.
+        brought: loads the adapters that requests bring.
         max_waiting_tokens: limit of the text that waits to be tokenized.
         stream_interval: number of tokens in a response of a stream.
     """
@@ -51,6 +53,7 @@ class Intake:
         tokenizer: Tokenizer,
         table: RequestTable,
         changes: AdapterChanges,
+        brought: BroughtAdapters,
         max_waiting_tokens: int,
         stream_interval: int,
     ) -> None:
@@ -59,6 +62,7 @@ class Intake:
         self._tokenizer = tokenizer
         self._table = table
         self._changes = changes
+        self._brought = brought
         self._stream_interval = stream_interval
         self._preparation = Preparation(max_waiting_tokens)
 
@@ -87,6 +91,9 @@ class Intake:
                 self._cancel(Cancel(task.call_id, incoming.sender))
             case TaskKind.INSPECT:
                 self._table.inspect(incoming.sender)
+            case TaskKind.GENERATE if incoming.adapter is not None:
+                self._check_room(incoming)
+                self._bring(incoming, incoming.adapter)
             case TaskKind.GENERATE:
                 self._check_room(incoming)
                 self._prepare(incoming, self._start)
@@ -135,14 +142,49 @@ class Intake:
         if request_id is not None:
             answer_cancel(self._table, request_id)
 
-    def _prepare(self, incoming: IncomingRequest, act: Callable[[IncomingRequest], None]) -> None:
-        """Prepare a request: at once if it is small, and otherwise on another thread."""
+    def _bring(self, incoming: IncomingRequest, adapter: BroughtAdapter) -> None:
+        """Load the adapter of a request on another thread, and prepare the request then."""
+
+        def go_on() -> None:
+            self._brought.leave(adapter)
+            incoming.adapter = None  # its weights are in files
+            with self._answering(incoming.sender):
+                self._prepare(incoming, self._start)
+
+        def fail(error: Exception) -> None:
+            self._end_preparing(incoming)
+            with self._answering(incoming.sender):
+                raise error
+
+        self._brought.admit(adapter)
+        # It goes to a thread, although weights are no text that waits.
+        size = max(incoming.load.size, SMALL + 1)
+        incoming.load = replace(incoming.load, size=size)
+        self._prepare(incoming, lambda _: self._brought.load(adapter, go_on, fail), is_last=False)
+
+    def _prepare(
+        self,
+        incoming: IncomingRequest,
+        act: Callable[[IncomingRequest], None],
+        *,
+        is_last: bool = True,
+    ) -> None:
+        """Prepare a request: at once if it is small, and otherwise on another thread.
+
+        Args:
+            incoming: the request.
+            act: prepares it.
+            is_last: whether nothing is left to prepare after that, unless it fails.
+        """
 
         def work() -> None:
+            goes_on = False
             with self._answering(incoming.sender):
                 self._check_waited(incoming)
                 act(incoming)
-            self._table.end_preparing(incoming)
+                goes_on = not is_last
+            if not goes_on:
+                self._end_preparing(incoming)
 
         self._table.begin_preparing(incoming)
         try:
@@ -150,10 +192,15 @@ class Intake:
         except MustWait:
             incoming.load = replace(incoming.load, needs_grammar=True)
             incoming.tenant = tenant_of(incoming.tensors, incoming.parameters_json)
-            self._prepare(incoming, act)
+            self._prepare(incoming, act, is_last=is_last)
         except RequestRefused:
-            self._table.end_preparing(incoming)
+            self._end_preparing(incoming)
             raise
+
+    def _end_preparing(self, incoming: IncomingRequest) -> None:
+        self._table.end_preparing(incoming)
+        if incoming.adapter is not None:
+            self._brought.leave(incoming.adapter)
 
     def _check_waited(self, incoming: IncomingRequest) -> None:
         """Refuse a request that was canceled or ran out of time while it waited to be prepared."""

@@ -13,6 +13,7 @@ from typing import Protocol
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.metrics.stat_logger import RequestClock
+from paged_backend.serving.requests.brought_adapters import BroughtAdapter
 from paged_backend.serving.requests.preparation import Load
 from paged_backend.serving.requests.tasks import Task
 from paged_backend.serving.requests.token_bucket import TokenBucket
@@ -104,6 +105,7 @@ class IncomingRequest:
     is_cancelled: bool = False  # canceled by its name, before the engine knew it
     tenant: str = ""  # that its preparation is charged to, unless it is small
     is_large: bool = False  # each of its responses is sent as a large one
+    adapter: BroughtAdapter | None = None  # that it brings, and names in its parameters
     load: Load = field(init=False)
     task: Task = field(init=False)  # once it has been read
 

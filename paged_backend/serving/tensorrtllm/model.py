@@ -29,6 +29,7 @@ from paged_backend.serving.tensorrtllm.arrays import Outputs, is_batched, split_
 from paged_backend.serving.tensorrtllm.batch import BatchResponses, RowSender
 from paged_backend.serving.tensorrtllm.beams import Beams
 from paged_backend.serving.tensorrtllm.completions import Completions, Wishes
+from paged_backend.serving.tensorrtllm.lora import brought_adapter
 from paged_backend.serving.tensorrtllm.sampling import (
     Dialect,
     check_bias_words,
@@ -149,7 +150,10 @@ class BatchModel(model.TritonPythonModel):
 
         rename = partial(renamed, dialect=row.dialect, tensors=row.tensors)
         sender = RowSender(batch, index, convert, rename)
-        return IncomingRequest(inputs, "", model.timeout_s(request), sender)
+        limit = self._loaded.config.max_request_lora_bytes
+        adapter = brought_adapter(row.tensors, limit)
+        timeout_s = model.timeout_s(request)
+        return IncomingRequest(inputs, "", timeout_s, sender, adapter=adapter)
 
 
 def call_id(request_id: str) -> str:

@@ -41,12 +41,19 @@ class SimulatedExecutor:
         config: the options.
         vocab_size: vocabulary size of the model that is left out.
         max_model_len: the longest sequence.
+        answers: the answers that the device gives, see `SimulatedModelRunner`.
     """
 
-    def __init__(self, config: EngineConfig, vocab_size: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        vocab_size: int,
+        max_model_len: int,
+        answers: Mapping[int, list[int]] | None = None,
+    ) -> None:
         limits = config.step_limits(GPU_LIMITS)
         layout = KVCacheLayout(config.block_size, limits.max_num_batched_tokens)
-        runner = SimulatedModelRunner(layout, limits, max_model_len, vocab_size)
+        runner = SimulatedModelRunner(layout, limits, max_model_len, vocab_size, answers)
         self.device = runner.device
         self._state, self._runner = WorkerState(), runner
         self.info = WorkerInfo(

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
+from paged_backend.engine.engine import Engine
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.in_turn import (
@@ -59,12 +60,7 @@ class SpeculationBench:
         if config.speculative_config is None:
             raise option_error("speculative_config", 'is needed, such as {"method": "suffix"}')
         self._answers: dict[int, list[int]] = {}  # by seed
-        self._engine = open_engine(config)  # refuses platforms without drafts
-        executor: Any = self._engine.executor
-        runner = executor.model_runner  # a CPU's
-        # Drafts of a draft model stay as they are, so that almost none of them is right.
-        runner = getattr(runner, "main", runner)
-        runner.sampler = _GivenTokens(executor.info.eos_token_ids, self._answers)
+        self._engine = self._open(config)
         self._num_requests = 0
 
     def measure(
@@ -86,6 +82,16 @@ class SpeculationBench:
                 comparison = Comparison(kind, label, is_rate=True, rounds=pairs)
                 accepted_share = accepted / max(drafted, 1)
                 yield SpeculationFigures(comparison, at_once, tokens_per_step, accepted_share)
+
+    def _open(self, config: EngineConfig) -> Engine:
+        """Load the model; its steps sample the tokens of `self._answers`."""
+        engine = open_engine(config)  # refuses platforms without drafts
+        executor: Any = engine.executor
+        runner = executor.model_runner  # a CPU's
+        # Drafts of a draft model stay as they are, so that almost none of them is right.
+        runner = getattr(runner, "main", runner)
+        runner.sampler = _GivenTokens(executor.info.eos_token_ids, self._answers)
+        return engine
 
     def _run(self, kind: str, at_once: int, speculate: bool, number: int) -> float:
         """Run the traces of a round, at most `at_once` at a time; returns tokens per second."""

@@ -46,6 +46,12 @@ class LoraOptions:
         "folder with the only adapters that clients may load while the server runs; without it "
         "they can load none",
     )
+    max_request_lora_bytes: int = checked(
+        0,
+        Rule(int, 0, 2**40),
+        "maximum bytes of the adapters that requests of tensorrtllm_backend's clients have brought "
+        "(lora_weights); the oldest makes room for a new one; 0: requests can bring none",
+    )
 
     @property
     def num_adapters_in_memory(self) -> int:
@@ -63,8 +69,8 @@ class LoraOptions:
                 "max_cpu_loras",
                 f"must be at least max_loras ({self.max_loras}), got {self.max_cpu_loras}",
             )
-        for name in ("lora_modules", "runtime_lora_folder"):
-            if getattr(self, name) is not None and not self.enable_lora:
+        for name in ("lora_modules", "runtime_lora_folder", "max_request_lora_bytes"):
+            if getattr(self, name) not in (None, 0) and not self.enable_lora:
                 raise option_error(name, "needs enable_lora")
         if self.runtime_lora_folder is not None and not Path(self.runtime_lora_folder).is_dir():
             raise option_error("runtime_lora_folder", "must be a folder")
