@@ -17,7 +17,7 @@ from paged_kernels import aot
 from paged_kernels.catalogue import CASES, Case
 from paged_kernels.device import INTERPRETED, device_of
 from paged_kernels.latent_attention import MAX_ROTARY, latent_attention
-from paged_kernels.tuning import FEW_PROGRAMS, DecodeConfig, decode_config
+from paged_kernels.tuning.decode import FEW_PROGRAMS, DecodeConfig, decode_config
 
 if INTERPRETED:
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)

@@ -16,7 +16,7 @@ import torch
 from measure import Bench, Call, Work, descend
 from paged_kernels.latent_attention import latent_attention, plan_latent
 from paged_kernels.latent_rope_cache import latent_rope_cache
-from paged_kernels.tuning import LatentConfig, latent_config
+from paged_kernels.tuning.latent import LatentConfig, latent_config
 from torch import Tensor
 
 BLOCK_SIZE = 16

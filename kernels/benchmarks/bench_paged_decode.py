@@ -12,7 +12,7 @@ from attention import DTYPE, KIB, AttentionBatch, Heads, Layer, Operation, searc
 from measure import Bench, Row, Target, Work
 from paged_kernels.device import device_of
 from paged_kernels.paged_decode import paged_decode, plan_decode
-from paged_kernels.tuning import FEW_PROGRAMS, decode_config
+from paged_kernels.tuning.decode import FEW_PROGRAMS, decode_config
 
 
 def log_normal(count: int) -> list[int]:

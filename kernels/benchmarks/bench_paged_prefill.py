@@ -9,7 +9,7 @@ from attention import KIB, AttentionBatch, Layer, Operation, search, time_peers
 from measure import Bench, Call, Target
 from paged_kernels.device import device_of
 from paged_kernels.paged_prefill import paged_prefill, plan_prefill
-from paged_kernels.tuning import prefill_config
+from paged_kernels.tuning.prefill import prefill_config
 
 LENGTHS = {  # queries and keys of each sequence
     "1x2k": ([2 * KIB], [2 * KIB]),

@@ -26,7 +26,7 @@ from paged_kernels._rates import Rates, time_steps
 from paged_kernels._states import find_tile, load_state, store_state
 from paged_kernels.dependent_launch import wait_for_launch_before
 from paged_kernels.device import Device
-from paged_kernels.tuning import decayed_chunks_config
+from paged_kernels.tuning.states import decayed_chunks_config
 
 
 @triton.jit(do_not_specialize=["first_seq", "num_seqs", "num_tokens"])

@@ -20,7 +20,7 @@ from paged_kernels._rates import Rates, time_steps
 from paged_kernels._states import load_state, store_state, zero_rows_of_no_sequence
 from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import Device
-from paged_kernels.tuning import decayed_scan_config
+from paged_kernels.tuning.states import decayed_scan_config
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_tokens"])

@@ -29,7 +29,7 @@ from paged_kernels._chunks import (
 from paged_kernels._states import find_tile, load_state, store_state
 from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import Device
-from paged_kernels.tuning import chunks_config
+from paged_kernels.tuning.states import chunks_config
 
 
 @triton.jit

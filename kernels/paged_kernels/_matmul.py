@@ -25,7 +25,7 @@ from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_bef
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
-from paged_kernels.tuning import MatmulConfig, matmul_splits
+from paged_kernels.tuning.products import MatmulConfig, matmul_splits
 
 _BAND = tl.constexpr(8)  # tiles of rows that share the weights in the cache
 _SUM_TILE = 512  # features that one program of the second kernel adds up

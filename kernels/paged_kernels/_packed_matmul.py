@@ -26,7 +26,7 @@ from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.packed_words import PART, num_words
-from paged_kernels.tuning import packed_matmul_config
+from paged_kernels.tuning.products import packed_matmul_config
 
 GROUP_SIZES = (32, 64, 128)
 _FLOAT32_INTEGERS = tl.constexpr(0x4B000000)  # the bits of the float32 2**23

@@ -240,13 +240,13 @@ def _described(case: str, arch: int) -> str:
 
 
 def sources_digest() -> str:
-    """Return a digest of this package's code, without comments and docstrings.
+    """Return a digest of the code of the kernels, without comments and docstrings.
 
     The table in COMPILED.md has it, so that a test knows whether the table is of these kernels.
     """
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode())
+    digest, root = hashlib.sha256(), Path(__file__).parent
+    for path in sorted([*root.glob("*.py"), *root.glob("tuning/*.py")]):
+        digest.update(path.relative_to(root).as_posix().encode())
         for node in ast.walk(_WithoutTexts().visit(ast.parse(path.read_text()))):
             # Not ast.dump, which differs between versions of Python.
             values = [value for _, value in ast.iter_fields(node) if isinstance(value, _ATOMS)]

@@ -23,7 +23,7 @@ from paged_kernels.dependent_launch import wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import check_float8
 from paged_kernels.errors import check_tensor
-from paged_kernels.tuning import block_scaled_matmul_config
+from paged_kernels.tuning.products import block_scaled_matmul_config
 
 BLOCK_SIZE = 128
 """Features and columns of a block of weights with one scale, and columns of a group of a row."""

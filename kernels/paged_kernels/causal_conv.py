@@ -17,7 +17,7 @@ from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_bef
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
-from paged_kernels.tuning import causal_conv_config
+from paged_kernels.tuning.states import causal_conv_config
 
 
 @triton.jit

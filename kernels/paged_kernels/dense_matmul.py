@@ -22,7 +22,7 @@ from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_bef
 from paged_kernels.device import Device, device_of
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.splits import is_last
-from paged_kernels.tuning import dense_matmul_config, gated_matmul_config, matmul_splits
+from paged_kernels.tuning.products import dense_matmul_config, gated_matmul_config, matmul_splits
 
 MAX_ROWS = 64
 """The most rows of a product. With more of them, arithmetic begins to take as long as reading."""

@@ -21,7 +21,7 @@ from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_bef
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
-from paged_kernels.tuning import MatmulConfig, experts_config
+from paged_kernels.tuning.products import MatmulConfig, experts_config
 
 _SORT_BLOCK = 1024  # pairs that a program looks at together
 _SUM_TILE = 1024  # columns that one program adds up

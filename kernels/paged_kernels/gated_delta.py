@@ -28,7 +28,7 @@ from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_bef
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
-from paged_kernels.tuning import scan_config
+from paged_kernels.tuning.states import scan_config
 
 EPS = 1e-6
 """Added to the squared length of a query or key before its root is taken."""

@@ -29,7 +29,7 @@ from paged_kernels.splits import (
     splits_at_once,
     store_result,
 )
-from paged_kernels.tuning import LatentConfig, latent_config
+from paged_kernels.tuning.latent import LatentConfig, latent_config
 
 MAX_RANK, MAX_ROTARY = 512, 256
 _PROMPT_ROWS = 64  # queries times heads of a program, at most

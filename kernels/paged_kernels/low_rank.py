@@ -23,7 +23,7 @@ from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_bef
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
-from paged_kernels.tuning import low_rank_config, shrink_splits
+from paged_kernels.tuning.low_rank import low_rank_config, shrink_splits
 
 RANKS = (16, 32, 64)
 """The ranks that weights can be padded to; tensor cores multiply 16 columns at once."""

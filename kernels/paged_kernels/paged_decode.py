@@ -27,7 +27,7 @@ from paged_kernels.splits import (
     splits_at_once,
     store_result,
 )
-from paged_kernels.tuning import FEW_PROGRAMS, DecodeConfig, decode_config
+from paged_kernels.tuning.decode import FEW_PROGRAMS, DecodeConfig, decode_config
 from paged_kernels.windows import Chunks, Window, WindowConstants, first_visible
 
 MAX_ROWS = 128  # queries times heads of a group that share one pass over the keys

@@ -29,7 +29,7 @@ from paged_kernels.splits import (
     splits_at_once,
     store_result,
 )
-from paged_kernels.tuning import PrefillConfig, prefill_config
+from paged_kernels.tuning.prefill import PrefillConfig, prefill_config
 from paged_kernels.windows import Window, WindowConstants, first_visible
 
 _MERGED_AT_ONCE = 8192  # elements of splits; more would be spilled

@@ -25,7 +25,7 @@ from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_bef
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check_tensor
-from paged_kernels.tuning import channel_scan_config
+from paged_kernels.tuning.states import channel_scan_config
 
 _SHARPNESS = tl.constexpr(8.0)  # multiplies the logarithm of the decay
 

@@ -9,7 +9,7 @@ from paged_kernels._matmul import Epilogue, check_product, launch_matmul, matmul
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
-from paged_kernels.tuning import scaled_matmul_config
+from paged_kernels.tuning.products import scaled_matmul_config
 
 _MAX_INT8_WIDTH = 2**31 // 2**14 - 1  # most columns for which no sum overflows an int32
 _BLOCK_K = 128

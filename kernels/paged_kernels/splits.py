@@ -6,7 +6,8 @@ the whole step. No launch depends on a length, so a captured CUDA graph stays va
 The last program to finish a split of an item merges them, so there is no second launch.
 
 The size of the splits is the one with the shortest modeled time. Its parts are those of
-:class:`~paged_kernels.tuning.SplitCosts`; `reference.splits.modeled_us` has the formula in Python.
+:class:`~paged_kernels.tuning.split_costs.SplitCosts`; `reference.splits.modeled_us` has the formula
+in Python.
 Programs that run at the same time share the memory's rate. As soon as they reach it, more of them
 gain nothing, but splits must be merged. With few programs a tile takes as long as its loads do, so
 that more and shorter splits are faster.
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from paged_kernels._softmax import LN2, LOWEST
 from paged_kernels.errors import check
-from paged_kernels.tuning import SplitCosts
+from paged_kernels.tuning.split_costs import SplitCosts
 from paged_kernels.windows import Window, WindowConstants, first_visible
 
 _SPLITS_AT_ONCE = 16  # splits of an item that a program plans together

@@ -18,7 +18,7 @@ import paged_kernels
 import pytest
 import torch
 from paged_kernels.device import INTERPRETED
-from paged_kernels.tuning import DecodeConfig, decode_config
+from paged_kernels.tuning.decode import DecodeConfig, decode_config
 
 KERNELS = Path(paged_kernels.__file__).parent
 BENCHMARKS = KERNELS.parent / "benchmarks"

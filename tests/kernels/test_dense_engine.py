@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from oracle import Oracle, make_engine
-from paged_kernels.tuning import MatmulConfig, dense_matmul_config, gated_matmul_config
+from paged_kernels.tuning.products import MatmulConfig, dense_matmul_config, gated_matmul_config
 from torch import Tensor
 
 from paged_backend.platforms.gpu import linear

@@ -13,7 +13,7 @@ from paged_kernels.dense_matmul import (
 )
 from paged_kernels.errors import ArgumentError
 from paged_kernels.reference import dense_matmul as reference
-from paged_kernels.tuning import matmul_splits
+from paged_kernels.tuning.products import matmul_splits
 from torch import Tensor
 
 DTYPES = [torch.bfloat16, torch.float16]

@@ -8,7 +8,7 @@ from matmul_checks import between_nans, ordered_dot
 from paged_kernels.errors import ArgumentError
 from paged_kernels.experts import experts
 from paged_kernels.reference import experts as reference
-from paged_kernels.tuning import experts_config
+from paged_kernels.tuning.products import experts_config
 from torch import Tensor
 
 # (rows, experts, top_k, hidden, intermediate): one row, odd sizes, experts that no row chooses,

@@ -11,7 +11,7 @@ from matmul_checks import ROUNDING, SUM_ERROR, between_nans, ordered_dot
 from paged_kernels.errors import ArgumentError
 from paged_kernels.low_rank import expand, shrink
 from paged_kernels.reference.low_rank import low_rank
-from paged_kernels.tuning import low_rank_config, shrink_splits
+from paged_kernels.tuning.low_rank import low_rank_config, shrink_splits
 from torch import Tensor
 
 NONE = -1

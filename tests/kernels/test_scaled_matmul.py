@@ -17,7 +17,7 @@ from matmul_checks import (
 from paged_kernels.errors import ArgumentError
 from paged_kernels.reference import scaled_matmul as reference
 from paged_kernels.scaled_matmul import scaled_matmul
-from paged_kernels.tuning import matmul_splits
+from paged_kernels.tuning.products import matmul_splits
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn

@@ -18,7 +18,8 @@ from paged_kernels.device import Device, pretend
 from paged_kernels.paged_decode import plan_decode
 from paged_kernels.reference.splits import modeled_us
 from paged_kernels.splits import SplitPlan, SplitShape
-from paged_kernels.tuning import FEW_PROGRAMS, decode_config, prefill_config
+from paged_kernels.tuning.decode import FEW_PROGRAMS, decode_config
+from paged_kernels.tuning.prefill import prefill_config
 
 H200 = Device(arch=90, num_sms=132)
 HEADS, KV_HEADS, DIM = 32, 8, 128  # sizes of Llama-3-8B
