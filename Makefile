@@ -6,6 +6,10 @@ MODEL ?= demo
 PARALLEL := -n logical --maxprocesses 4
 # Tests that wait for other processes leave a part of a core to another worker.
 WAITING := -n $(shell expr $$(nproc) + 1) --maxprocesses 4
+# The tests of a file share their servers, for which they often wait, so three files use two cores.
+# Files in the order of their names end with short ones; by default, files with few but long tests
+# would come last.
+SERVED := -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not soak and server"
 # Releases of Triton that the kernels support: the one of torch 2.11, and the one of 2.12 and 2.13.
 TRITONS := 3.6.0 3.7.1
 
@@ -57,18 +61,15 @@ demo: install
 serve: install
 	$(BIN)/paged-backend serve $(MODEL)
 
-# Kernels first, under Triton's interpreter, which is chosen for a whole process. The tests of a file
-# share their servers, for which they often wait, so three files use two cores; four take longer. Files
-# in the order of their names end with short ones; by default, files with few but long tests would come
-# last. A thread of torch that waits leaves its core to others. What was compiled to bytecode is kept
-# for the next of many processes.
+# Kernels first, under Triton's interpreter, which is chosen for a whole process. A thread of torch
+# that waits leaves its core to others. What was compiled to bytecode is kept for the next of many
+# processes.
 test: export OMP_WAIT_POLICY := passive
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
 	$(BIN)/python -m pytest $(WAITING) $(SKIPPED) -m "not gpu and not soak and not server"
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(SKIPPED) \
-	  -m "not gpu and not soak and server"
+	$(BIN)/python -m pytest $(SERVED) $(SKIPPED)
 
 # `check` is `test` for a developer: it skips the tests of the measuring tools, if nothing of them
 # differs from $(BASE). CI runs `test`.
@@ -91,12 +92,13 @@ $(TRITONS:%=.triton/%/.installed): .triton/%/.installed: | install
 	touch $@
 
 # Faults and load for longer than a test may take; the soak itself runs SOAK_MINUTES (default 20).
-# Then all examples and cases of the tests without servers, of which `test` tries some.
+# Then all examples and cases of the tests, of which `test` tries some.
 soak: export OMP_WAIT_POLICY := passive
 soak: install
 	SOAK_SAVE=loadtest/results $(BIN)/python -m pytest -s -m soak
 	PAGED_TESTS=all TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
 	PAGED_TESTS=all $(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
+	PAGED_TESTS=all $(BIN)/python -m pytest $(SERVED)
 
 # Other projects' clients against a real server; their packages come from PyPI.
 ecosystem: install

@@ -133,6 +133,23 @@ def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield Server(running)
 
 
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model of embeddings: two instances over one engine that computes prompts in chunks."""
+    from demo_server import MODEL, Server
+    from servers import marked
+
+    from paged_backend.launch.repository import write_model_repository
+    from paged_backend.launch.server_process import start_server
+
+    repository = tmp_path_factory.mktemp("embedder")
+    options = {"model": "demo", "task": "embed", "pooling_type": "mean"}
+    options |= {"max_num_batched_tokens": 64, "max_num_seqs": 4}
+    write_model_repository(repository, MODEL, options, instances=2)
+    with start_server(repository, environment=marked(repository)) as running:
+        yield Server(running)
+
+
 @pytest.fixture
 def client(server: Server) -> Iterator[Client]:
     from paged_client import Client

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from metrics_page import read_metrics
+from servers import marked
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
@@ -114,5 +115,5 @@ def demo_server(folder: Path) -> Iterator[Server]:
     """Run two instances over one engine, from a model repository in an empty folder."""
     options = {"model": "demo", "max_num_seqs": MAX_NUM_SEQS}
     write_model_repository(folder, MODEL, options, instances=2)
-    with start_server(folder) as running:
+    with start_server(folder, environment=marked(folder)) as running:
         yield Server(running)

@@ -5,6 +5,11 @@ from __future__ import annotations
 from xdist.scheduler import LoadFileScheduling
 
 FILES_OF = {
+    "embedder": (
+        "faults/test_embedding_faults.py",
+        "gateway/test_embeddings_api.py",
+        "integration/test_embeddings_served.py",
+    ),
     "pipeline": ("integration/test_ensemble.py", "integration/test_equal_doors.py"),
     "tool_server": (
         "faults/test_bad_constraints.py",

@@ -11,6 +11,7 @@ from shared_servers import FILES_OF, SharedServerScheduling
 TESTS = Path(__file__).parent
 # Names of fixtures that need the first one.
 NEEDED_BY = {
+    "embedder": {"embedder"},
     "pipeline": {"pipeline"},
     "tool_server": {"tool_server"},
     "tools_gateway": {"tools_gateway", "tools_api", "claude"},

@@ -34,13 +34,18 @@ def serve_demo(tmp_path: Path, instances: int = 1, **options: object) -> Iterato
         yield server
 
 
+def marked(folder: Path) -> dict[str, str]:
+    """Environment variables of a server by which its processes are found, whatever is killed."""
+    return {_MARK: str(folder)}
+
+
 @contextmanager
 def serve_repository(tmp_path: Path) -> Iterator[RunningServer]:
     """A server of the models in the folder ``repository``; it is ready.
 
     Whatever happens to it, no process of it may be left after the ``with`` block.
     """
-    with start_server(tmp_path / "repository", environment={_MARK: str(tmp_path)}) as server:
+    with start_server(tmp_path / "repository", environment=marked(tmp_path)) as server:
         yield server
     wait_for(lambda: not left_of(tmp_path), ORPHAN_TIMEOUT_S, "a process outlives its server")
 

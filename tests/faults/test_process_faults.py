@@ -78,7 +78,8 @@ def hangs(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     "engine_does",
     [
-        decodes,
+        # `tests/integration/test_processes.py` has this in each run of the tests.
+        pytest.param(decodes, marks=pytest.mark.thorough),
         pytest.param(loads_anew, marks=pytest.mark.soak),
         pytest.param(hangs, marks=pytest.mark.soak),
     ],

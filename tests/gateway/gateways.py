@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import urllib.parse
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from gateway.nursery import Fork
 from paged_client.gateway import KEYS_VARIABLE
 
 MODEL = "paged_llm"
@@ -42,7 +44,7 @@ class Response:
 class Gateway:
     """A running gateway."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Fork
     address: str
 
     @property
@@ -88,28 +90,42 @@ class Gateway:
 
 @contextmanager
 def running_gateway(
-    *flags: str, keys: str | None = None, before: str = "", log: Path | None = None
+    *flags: str,
+    keys: str | None = None,
+    before: str = "",
+    log: Path | None = None,
+    fresh: bool = False,
 ) -> Iterator[Gateway]:
     """`paged-backend gateway` on a free port; ``before`` is what its process runs first.
 
-    What it writes to its standard error goes to the file ``log``.
+    What it writes to its standard error goes to the file ``log``. Its process is a fork of one that
+    has imported its modules; a ``fresh`` one begins with the interpreter, whose memory follows
+    environment variables.
     """
     environment = {k: v for k, v in os.environ.items() if k != KEYS_VARIABLE}
     if keys is not None:
         environment[KEYS_VARIABLE] = keys
     code = f"{before}\nimport sys\nfrom paged_backend.cli import main\nsys.exit(main())"
-    command = [sys.executable, "-c", code, "gateway", "--port", "0", *flags]
-    with (
-        nullcontext() if log is None else log.open("w") as errors,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
-        ) as process,
-    ):
+    arguments = ["gateway", "--port", "0", *flags]
+    with nullcontext() if log is None else log.open("w") as errors:
+        descriptor = 2 if errors is None else errors.fileno()
+        started = _fresh_process if fresh else Fork
+        process = started(code, arguments, environment, descriptor)
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith("gateway listens on "), line
             yield Gateway(process, urllib.parse.urlsplit(line.split()[-1]).netloc)
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
             assert process.wait(40) == 0
+            process.stdout.close()
+
+
+def _fresh_process(
+    code: str, arguments: list[str], environment: Mapping[str, str], errors: int
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+    )

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import openai
 import pytest
+from demo_server import Server
 from documented_commands import answer_of, curl_commands
 from gateways import MODEL, Gateway, running_gateway
 from paged_client import Client
-
-from paged_backend.launch.repository import write_model_repository
-from paged_backend.launch.server_process import RunningServer, start_server
 
 pytestmark = pytest.mark.server
 
@@ -22,16 +20,8 @@ TEXTS = ["What does len do?", "import os", "x"]
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    repository = tmp_path_factory.mktemp("embedder")
-    write_model_repository(repository, MODEL, {"model": "demo", "task": "embed"}, instances=1)
-    with start_server(repository) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def door(embedder: RunningServer) -> Iterator[Gateway]:
-    with running_gateway("--triton", embedder.grpc_url) as gateway:
+def door(embedder: Server) -> Iterator[Gateway]:
+    with running_gateway("--triton", embedder.running.grpc_url) as gateway:
         yield gateway
 
 
@@ -41,8 +31,8 @@ def sdk(door: Gateway) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="module")
-def vectors(embedder: RunningServer) -> list[list[float]]:
-    with Client(embedder.grpc_url, MODEL) as client:
+def vectors(embedder: Server) -> list[list[float]]:
+    with Client(embedder.running.grpc_url, MODEL) as client:
         return [client.embed(text).vector.tolist() for text in TEXTS]
 
 
@@ -60,7 +50,7 @@ def test_floats_and_base64_are_the_same_numbers(sdk, door, vectors):
 
 
 def test_a_text_token_ids_and_lists_of_token_ids(sdk, embedder, vectors):
-    with Client(embedder.grpc_url, MODEL) as client:
+    with Client(embedder.running.grpc_url, MODEL) as client:
         ids = [list(client.tokenize(text)) for text in TEXTS]
     for prompt in (TEXTS[0], ids[0], [ids[0]]):
         (item,) = sdk.embeddings.create(model=MODEL, input=prompt).data
@@ -225,7 +215,7 @@ def test_a_model_does_one_or_the_other(door, gateway):
 
 
 def test_with_api_keys_the_tenant_is_that_of_the_key(embedder):
-    with running_gateway("--triton", embedder.grpc_url, keys="a secret") as gateway:
+    with running_gateway("--triton", embedder.running.grpc_url, keys="a secret") as gateway:
         body = {"input": "a"}
         assert gateway.post("/v1/embeddings", body).status == 401
         headers = {"Authorization": "Bearer secret"}
@@ -236,7 +226,7 @@ def test_with_api_keys_the_tenant_is_that_of_the_key(embedder):
 
 def test_the_routes_are_a_group_that_can_be_restricted(embedder):
     restricted = ("--openai-restricted-api", "embedding", "key", "secret")
-    with running_gateway("--triton", embedder.grpc_url, *restricted) as gateway:
+    with running_gateway("--triton", embedder.running.grpc_url, *restricted) as gateway:
         paths = ("/v1/embeddings", "/v1/score", "/v1/rerank", "/score", "/rerank", "/v2/rerank")
         for path in (*paths, "/pooling"):
             assert gateway.post(path, {"input": "a"}).status == 401
@@ -250,5 +240,5 @@ def test_the_curl_commands_of_the_documents_are_answered(embedder, door):
     found = [command for command in curl_commands() if "embed" in command]
     assert len(found) >= 2
     for command in found:
-        answer = json.loads(answer_of(command, embedder.http_url, door.address))
+        answer = json.loads(answer_of(command, embedder.running.http_url, door.address))
         assert answer.get("embedding") or len(answer["data"]) == 2

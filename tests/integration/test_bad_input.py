@@ -12,8 +12,6 @@ from paged_client import Client, InvalidRequest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from paged_backend.launch.repository import write_model_repository
-from paged_backend.launch.server_process import start_server
 from paged_backend.tools.demo import load_questions
 
 pytestmark = pytest.mark.server
@@ -82,21 +80,6 @@ BAD_SAMPLING = [
     ('{"stop": ' + "[" * 40 + "]" * 40 + "}", "is nested deeper than 32 levels (max_json_depth)"),
     ("[" * 10**6, "sampling_parameters: is nested deeper than 32 levels (max_json_depth)"),
     ('{"": 1}', "'': is not known"),
-]
-
-# Options of a model, and what is over them.
-NARROW = {
-    **{"max_prompt_tokens": 40, "max_output_tokens": 5, "max_n": 2, "max_stop_strings": 2},
-    **{"max_stop_length": 8, "max_logit_bias": 1, "max_json_length": 300, "max_json_depth": 2},
-}
-OVER = [
-    ({"n": 3}, "n: must be at most max_n (2), got 3"),
-    ({"max_tokens": 6}, "max_tokens: must be at most max_output_tokens (5), got 6"),
-    ({"stop": ["a", "b", "c"]}, "stop: at most 2 strings (max_stop_strings), got 3"),
-    ({"stop": "abcdefghi"}, "stop: at most 8 characters (max_stop_length), got 9"),
-    ({"logit_bias": {"1": 1, "2": 1}}, "logit_bias: at most 1 entries (max_logit_bias), got 2"),
-    ({"cache_salt": "x" * 300}, "has over 300 characters (max_json_length)"),
-    ({"bad_words_token_ids": [[1]]}, "is nested deeper than 2 levels (max_json_depth)"),
 ]
 
 
@@ -216,19 +199,3 @@ def infer(server, parameters=None, **tensors):
     if isinstance(results[0], Exception):
         raise results[0]
     return results[0]
-
-
-def test_limits_are_options_of_the_model(tmp_path):
-    write_model_repository(tmp_path, "narrow", {"model": "demo", **NARROW}, instances=1)
-    with start_server(tmp_path) as running, Client(running.grpc_url, "narrow") as client:
-        for fields, message in OVER:
-            with pytest.raises(InvalidRequest) as caught:
-                client.generate("x", **fields)
-            assert message in str(caught.value)
-        with pytest.raises(
-            InvalidRequest, match=r"^prompt: has \d+ tokens; at most 40 tokens \(max"
-        ):
-            client.generate("word " * 60)
-        # Without max_tokens an answer ends at the limit.
-        answer = client.generate(QUESTION.question, max_tokens=None, ignore_eos=True)
-        assert (len(answer.token_ids), answer.finish_reason) == (5, "length")

@@ -16,25 +16,11 @@ from paged_client import Client, InvalidRequest, RequestCancelled, RequestTimeou
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.launch.repository import write_model_repository
-from paged_backend.launch.server_process import start_server
 from paged_backend.text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.server
 
 TEXT = "What does os.path.join do?"
-
-
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two instances over one engine that computes prompts in chunks."""
-    repository = tmp_path_factory.mktemp("embedder")
-    options = {"model": "demo", "task": "embed", "pooling_type": "mean"}
-    write_model_repository(
-        repository, MODEL, {**options, "max_num_batched_tokens": 64, "max_num_seqs": 4}, instances=2
-    )
-    with start_server(repository) as running:
-        yield Server(running)
 
 
 @pytest.fixture

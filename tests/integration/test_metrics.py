@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from paged_client import Client, InvalidRequest
+from paged_client import Client
 from servers import stop_between_responses
 
 from paged_backend.launch.repository import write_model_repository
@@ -325,21 +325,3 @@ def test_inspect_shows_shared_blocks(client):
     assert not set(first.block_ids[4:]) & set(second.block_ids)
     assert first.num_prompt_tokens == 66 and first.num_tokens > 66
     assert not set(view.cached_block_ids) & {*first.block_ids, *second.block_ids}
-
-
-def test_inspect_is_off_unless_asked_for_and_prefixes_can_be_chosen(tmp_path):
-    write_model_repository(tmp_path, MODEL, {"model": "demo", "metrics_prefix": "vllm:"}, 1)
-    with start_server(tmp_path) as running, Client(running.grpc_url, MODEL) as client:
-        with pytest.raises(InvalidRequest, match="^task: inspect is off; .* enable_inspect"):
-            client.inspect()
-        client.generate("hello", temperature=0, max_tokens=3)
-        deadline = time.monotonic() + 60
-        name = f'vllm:time_to_first_token_seconds_count{{model_name="{MODEL}"}}'
-        while read(running)[name] != 1:
-            assert time.monotonic() < deadline
-        page = read(running)
-        assert not any(key.startswith("paged_") for key in page)
-        (facts,) = (key for key in page if key.startswith("vllm:cache_config_info{"))
-        for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
-            assert page[f'vllm:{name}{{model_name="{MODEL}"}}'] == 0
-        assert page[facts] == 1 and 'block_size="16"' in facts and "num_gpu_blocks=" in facts

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from callers import Crowd, greedy
 from paged_client import Client
+from pipelines import OWN, write_part_of_pipeline
 from servers import (
     MODEL,
     engine_of,
@@ -23,7 +25,7 @@ from servers import (
     wait_for,
 )
 
-from paged_backend.launch.repository import write_model_repository, write_pipeline
+from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import launch_server
 from paged_backend.process.lifetime import ProcessId
 from paged_backend.values.server_memory import REGION_PREFIX, regions_with, remove_regions
@@ -37,21 +39,6 @@ def folder_of(engine):
     """The folder in which the engine keeps its sockets."""
     command = engine.cmdline()
     return Path(command[command.index("--run-dir") + 1])
-
-
-def test_a_stopped_server_leaves_no_process_no_folder_and_no_shared_memory(tmp_path):
-    with serve_demo(tmp_path) as server:
-        engine = engine_of(server)
-        folder = folder_of(engine)
-        assert (folder / "engine.pid").read_text() == str(ProcessId.of(engine.pid))
-        assert folder.stat().st_mode & 0o077 == 0
-        regions = regions_of(server)
-        assert regions & set(os.listdir("/dev/shm"))
-        with Client(server.grpc_url, timeout=60) as client:
-            client.generate("What does len do?")
-    assert not is_alive(engine)
-    assert not folder.exists()
-    assert not regions & set(os.listdir("/dev/shm"))
 
 
 def regions_of(server):
@@ -87,8 +74,8 @@ def kill_family(process):
 
 @contextmanager
 def a_pipeline(folder):
-    """A server with two front ends and the steps around them, which have no engine."""
-    write_pipeline(folder / "repository", MODEL, {"model": "demo"}, instances=2)
+    """A server with a model and the steps around it, which have no engine."""
+    write_part_of_pipeline(folder / "repository", MODEL, {"model": "demo"}, OWN)
     with serve_repository(folder) as server:
         with Client(server.grpc_url, timeout=60) as client:
             client.generate(SECRET * 80, max_tokens=1)  # more would overwrite it
@@ -101,6 +88,8 @@ def test_no_prompt_stays_in_memory_after_a_server_was_killed(tmp_path):
         assert len(left_in_memory(regions)) > 2
         folders = {folder_of(engine_of(server)).parent}
         with ExitStack() as stack:
+            crowd = stack.enter_context(Crowd(server, [greedy(i, 1500) for i in range(8)]))
+            wait_for(lambda: crowd.have_tokens(10), 60)
             # A process that opened a file in time can read nothing in it later.
             files = [stack.enter_context(Path("/dev/shm", name).open("rb")) for name in regions]
             assert all(os.fstat(file.fileno()).st_size for file in files)
@@ -108,10 +97,12 @@ def test_no_prompt_stays_in_memory_after_a_server_was_killed(tmp_path):
             # The server's own processes do it, so it works without our launcher, too.
             wait_for(lambda: not left_in_memory(regions), 30, "a region outlives the server")
             assert not any(os.fstat(file.fileno()).st_size for file in files)
+    assert all(call.error is not None for call in crowd.calls)
     assert not any(folder.exists() for folder in folders)
 
 
 def test_the_next_server_removes_what_was_left_when_all_processes_were_killed(tmp_path):
+    """And leaves nothing itself: no process, no folder and no shared memory."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     with a_pipeline(tmp_path / "first") as first:
@@ -128,10 +119,17 @@ def test_the_next_server_removes_what_was_left_when_all_processes_were_killed(tm
         with serve_demo(tmp_path / "second") as second:
             assert not left_in_memory(regions)
             assert not folder.exists()
+            engine = engine_of(second)
+            folder = folder_of(engine)
+            assert (folder / "engine.pid").read_text() == str(ProcessId.of(engine.pid))
+            assert folder.stat().st_mode & 0o077 == 0
             mine = regions_of(second)
             assert left_in_memory(mine) == mine
             with Client(second.grpc_url, timeout=60) as client:
                 client.generate("What does len do?")
+        assert not is_alive(engine)
+        assert not folder.exists()
+        assert not left_in_memory(mine)
 
 
 def test_a_launcher_removes_the_memory_of_a_server_that_was_killed_while_it_loaded(tmp_path):
