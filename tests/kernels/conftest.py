@@ -20,9 +20,11 @@ if not INTERPRETED and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
 
 if INTERPRETED:
+    from fast_interpreter import accelerate
     from interpreter import repair
 
     repair()
+    accelerate()
 
 
 @pytest.fixture

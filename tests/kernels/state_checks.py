@@ -19,6 +19,9 @@ LONG = Step(lengths=[5, 43, 1, 0], sources=[0, 4, 7, 0], targets=[1, 4, 5, 0])
 CHUNKED = Step(lengths=[150, 1, 20, 0, 5], sources=[4, 7, 3, 0, 0], targets=[4, 5, 6, 0, 1])
 """Prompts that are computed in chunks, a decode, and a short prompt."""
 
+CUT = Step(lengths=[70, 1], sources=[4, 7], targets=[4, 5])
+"""A prompt of a chunk and a part of one, and a decode."""
+
 TOLERANCES = {torch.float32: 3e-6, torch.float16: 2**-11 * 1.01, torch.bfloat16: 2**-8 * 1.01}
 """Relative errors of a result: one rounding of the type."""
 

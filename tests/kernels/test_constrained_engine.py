@@ -144,9 +144,14 @@ def expected(folder: Path) -> Answers:
     return found
 
 
-@pytest.mark.parametrize("steps", ["ahead", "padded", "drafted", "late"])
+@pytest.mark.parametrize(
+    "steps", [pytest.param("ahead", marks=pytest.mark.thorough), "padded", "drafted", "late"]
+)
 def test_constrained_answers_equal_those_of_the_cpu(folder, expected, monkeypatch, steps):
-    """With steps scheduled ahead, padded to the shapes of graphs, with drafts, with late masks."""
+    """With steps scheduled ahead, padded to the shapes of graphs, with drafts, with late masks.
+
+    Steps with drafts and those with late masks are scheduled ahead, too.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, object] = {"async_scheduling": steps != "padded"}
     if steps == "drafted":

@@ -124,7 +124,7 @@ def test_prefix_hits(oracle):
 )
 def test_families_equal_transformers(tmp_path, family):
     oracle = Oracle(family, tmp_path, intermediate_size=40)
-    work = short(2, seed=3)
+    work = [(prompt[:24], min(limit, 3)) for prompt, limit in mixed_work(2, seed=3)]
     oracle.confirm(work, tokens_of(run(engine_for(oracle, max_model_len=256), work)))
 
 
@@ -136,7 +136,7 @@ SAMPLED = [
     {"min_p": 0.05, "temperature": 2.0},
     {"repetition_penalty": 1.3, "top_k": 64},
     {"presence_penalty": 0.8, "frequency_penalty": 0.5, "top_p": 0.95},
-    {"min_tokens": 4, "logit_bias": {2: 5.0, 17: 3.0}, "top_k": 20},
+    {"min_tokens": 2, "logit_bias": {2: 5.0, 17: 3.0}, "top_k": 20},
 ]
 
 
@@ -148,7 +148,7 @@ def test_a_seed_gives_the_same_tokens_as_on_a_cpu(oracle, monkeypatch):
 
     def answers(engine):
         for index, (fields, (prompt, _)) in enumerate(zip(SAMPLED, work, strict=True)):
-            params = SamplingParams.from_mapping({"max_tokens": 5, "n": 2, "seed": index, **fields})
+            params = SamplingParams.from_mapping({"max_tokens": 3, "n": 2, "seed": index, **fields})
             engine.add_request(Request(str(index), prompt, params))
         tokens = {}
         while engine.has_unfinished:
@@ -157,39 +157,49 @@ def test_a_seed_gives_the_same_tokens_as_on_a_cpu(oracle, monkeypatch):
                 tokens.setdefault(key, []).extend(output.new_token_ids)
         return tokens
 
-    on_device = answers(engine_for(oracle))
+    on_device = answers(engine_for(oracle, max_num_seqs=16))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    on_cpu = make_engine(oracle.folder, device="cpu", max_num_seqs=4)
+    on_cpu = make_engine(oracle.folder, device="cpu", max_num_seqs=16)
     assert isinstance(on_cpu.executor.platform, CpuPlatform)
     assert on_device == answers(on_cpu)
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
-def test_a_mask_restricts_its_sequence_only(oracle, async_scheduling):
-    def answers(engine, **params):
-        """The tokens of four requests; the second and the fourth may have further parameters."""
-        tokens = {}
-        for index, (prompt, _) in enumerate(short(4)):
-            more = params if index % 2 else {}
-            sampled = SamplingParams(max_tokens=5, seed=index, temperature=index % 3, **more)
-            engine.add_request(Request(str(index), prompt, sampled))
-        while engine.has_unfinished:
-            for output in engine.step():
-                tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
-        return tokens
+ALLOWED = [2, *range(40, 80), 198]
 
-    allowed = [2, *range(40, 80), 198]
+
+def answers_of_four(engine, **params):
+    """The tokens of four requests; the second and the fourth may have further parameters."""
+    requests = [
+        Request(
+            str(index),
+            prompt,
+            SamplingParams(
+                max_tokens=4, seed=index, temperature=index % 3, **(params if index % 2 else {})
+            ),
+        )
+        for index, (prompt, _) in enumerate(short(4))
+    ]
+    return drawn(engine, requests)
+
+
+@pytest.fixture(scope="module")
+def answers_with_allowed_tokens(oracle):
+    expected = answers_of_four(engine_for(oracle), allowed_token_ids=ALLOWED)
+    assert any(set(tokens) - set(ALLOWED) for tokens in expected.values())
+    return expected
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_mask_restricts_its_sequence_only(oracle, answers_with_allowed_tokens, async_scheduling):
     masked = engine_for(oracle, async_scheduling=async_scheduling)
-    masked.executor = MaskingExecutor(masked.executor, allowed)
-    expected = answers(engine_for(oracle), allowed_token_ids=allowed)
-    assert answers(masked) == expected
-    assert any(set(tokens) - set(allowed) for tokens in expected.values())
+    masked.executor = MaskingExecutor(masked.executor, ALLOWED)
+    assert answers_of_four(masked) == answers_with_allowed_tokens
 
 
 def test_preemption(oracle):
     block_bytes = 2**20 // engine_for(oracle).executor.info.num_blocks
     engine = engine_for(oracle, max_model_len=48, kv_cache_memory_bytes=5 * block_bytes)
-    work: Work = [(prompt[:14], 8) for prompt, _ in mixed_work(4, seed=2)]
+    work: Work = [(prompt[:14], 5) for prompt, _ in mixed_work(4, seed=2)]
     oracle.confirm(work, tokens_of(run(engine, work)))
     assert engine.stats().num_preemptions > 0
 
@@ -291,7 +301,7 @@ def drawn(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
 def test_seeded_tokens_do_not_depend_on_the_batch(oracle):
     def request(name: str, seed: int) -> Request:
         params = SamplingParams(
-            temperature=1.5, top_k=50, top_p=0.95, seed=seed, max_tokens=5, ignore_eos=True
+            temperature=1.5, top_k=50, top_p=0.95, seed=seed, max_tokens=4, ignore_eos=True
         )
         return Request(name, [4, 8, 15, 16, 23, 42], params)
 
@@ -313,7 +323,7 @@ def test_most_tokens_of_bfloat16_equal_float32(tmp_path):
 
 def settings(name: str, seed: int, **options: object) -> Request:
     params = SamplingParams(
-        temperature=2.0, top_k=40, seed=seed, max_tokens=10, ignore_eos=True, **options
+        temperature=2.0, top_k=40, seed=seed, max_tokens=7, ignore_eos=True, **options
     )
     return Request(name, [seed, 8, 15, 16, 23, 42, 4, 8, 15, 16, 23, 42], params)
 
@@ -325,7 +335,7 @@ def test_a_preempted_sequence_keeps_its_settings(oracle):
     engine = engine_for(oracle, max_model_len=48, kv_cache_memory_bytes=5 * block_bytes)
     crowded = drawn(engine, requests)
     assert engine.stats().num_preemptions > 0
-    assert crowded == {r.request_id: drawn(engine_for(oracle), [r])[r.request_id] for r in requests}
+    assert crowded == drawn(engine_for(oracle), requests)
 
 
 def test_completions_of_a_request_differ_whether_or_not_they_share_a_block(oracle):
@@ -400,7 +410,7 @@ def test_a_padded_step_of_nothing_changes_nothing(oracle):
     The warm-up, which a device has behind it, leaves counts in rows of sequences.
     """
     shape = StepShape.decodes(3)
-    steps = engine_for(oracle, max_num_seqs=3).executor.model_runner
+    steps = engine_for(oracle, max_num_seqs=3, max_num_batched_tokens=16).executor.model_runner
     steps.warm_up()
     pool, counts = steps._attention._pool.memory, steps._sampler._counts
     pool_before, counts_before = pool.clone(), counts.clone()

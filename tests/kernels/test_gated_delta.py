@@ -10,7 +10,7 @@ import torch
 from matmul_checks import assert_refused, between_nans, ordered_dot
 from paged_kernels.gated_delta import gated_delta
 from paged_kernels.reference import gated_delta as reference
-from state_checks import CHUNKED, LONG, StateCall, pool_of
+from state_checks import CHUNKED, CUT, LONG, StateCall, pool_of
 from state_steps import RAGGED, Step
 from torch import Tensor
 
@@ -137,8 +137,8 @@ def test_rows_of_no_sequence_are_zeros(device: torch.device) -> None:
 
 def test_a_wrong_number_is_noticed(device: torch.device) -> None:
     few = call_of(RAGGED, SIZES[0], torch.bfloat16, device, strength=0.1)
-    many = call_of(CHUNKED, SIZES[0], torch.bfloat16, device, strength=0.1)
-    for call, step in ((few, RAGGED), (many, CHUNKED)):
+    many = call_of(CUT, SIZES[0], torch.bfloat16, device, strength=0.1)
+    for call, step in ((few, RAGGED), (many, CUT)):
         call.confirm_differences(step, ("q", "k", "v", "g", "beta", "pool", "slots"))
 
 

@@ -81,3 +81,87 @@ def test_a_block_must_have_a_size_that_a_gpu_takes() -> None:
     assert tl.block_type(tl.int32, [4]) == tl.block_type(tl.int32, [tl.constexpr(4)])
     assert tl.block_type(tl.int32, [4]) != tl.block_type(tl.float32, [4])
     assert tl.block_type(tl.int32, [4]) != tl.block_type(tl.int32, [8])
+
+
+@triton.jit
+def _integers_kernel(a_ptr, b_ptr, out_ptr, N: tl.constexpr, THREE: tl.constexpr):
+    at = tl.arange(0, N)
+    a, b = tl.load(a_ptr + at), tl.load(b_ptr + at)
+    first = tl.load(b_ptr)
+    out_ptr += at
+    tl.store(out_ptr, a // b)
+    tl.store(out_ptr + N, a % b)
+    tl.store(out_ptr + 2 * N, (a + THREE) // 4 - b * -2 + (5 + a) * first)
+    tl.store(out_ptr + 3 * N, ((a < b) | (a >= THREE)).to(tl.int32) + 2 * (a == -9).to(tl.int32))
+    tl.store(out_ptr + 4 * N, tl.where((a > 0) & (b != 2), tl.minimum(a, b), tl.maximum(b, -1)))
+    tl.store(out_ptr + 5 * N, tl.sum(a[:, None] * b[None, :], 1))
+    tl.store(out_ptr + 6 * N, tl.load(a_ptr - 2 + at, mask=at <= 2, other=70), mask=at != 1)
+    pairs = tl.load(a_ptr + at[:, None] * 0 + at[None, :], mask=(at > 1)[None, :], other=0)
+    tl.store(out_ptr + 7 * N, tl.sum(pairs, 0))
+
+
+def test_integers() -> None:
+    """Division is rounded to zero, as on a GPU."""
+    a, b = [7, -7, 3, -9], [2, 2, -5, 4]
+    pairs = [*zip(a, b, strict=True)]
+    out = torch.full((8, 4), 99, dtype=torch.int32)
+    before = torch.tensor([50, 60, *a], dtype=torch.int32)
+    _integers_kernel[(1,)](before[2:], torch.tensor(b, dtype=torch.int32), out, 4, 3)
+    assert out.tolist() == [
+        [int(x / y) for x, y in pairs],
+        [x - int(x / y) * y for x, y in pairs],
+        [int((x + 3) / 4) + 2 * y + (5 + x) * 2 for x, y in pairs],
+        [(x < y or x >= 3) + 2 * (x == -9) for x, y in pairs],
+        [min(x, y) if x > 0 and y != 2 else max(y, -1) for x, y in pairs],
+        [x * sum(b) for x in a],
+        [50, 99, 7, 70],
+        [0, 0, 4 * 3, 4 * -9],
+    ]
+
+
+@triton.jit
+def _floats_kernel(a_ptr, half_ptr, out_ptr):
+    at = tl.arange(0, 4)
+    a = tl.load(a_ptr + at)
+    scale = tl.load(a_ptr + 1)
+    tl.store(out_ptr + at, (a - 1) / scale * 0.5 + tl.where(a > 0.25, a, float("-inf")))
+    tl.store(out_ptr + 4 + at, tl.load(half_ptr + at, mask=at < 2, other=0.0) * 2.0 + a)
+    tl.store(out_ptr + 8, tl.load(a_ptr + 3, mask=scale > 5.0, other=-1.0))
+
+
+def test_floating_point_numbers() -> None:
+    """Constants have the type of a tensor of 32 bits; other types are converted as ever."""
+    a = torch.tensor([0.1, 3.0, 1e-40, 2.0])
+    out, half = torch.empty(9), torch.tensor([1.5, 0.1, 7.0, 7.0], dtype=torch.float16)
+    _floats_kernel[(1,)](a, half, out)
+    inf = torch.tensor(float("-inf"))
+    assert torch.equal(out[:4], (a - 1) / 3.0 * 0.5 + torch.where(a > 0.25, a, inf))
+    assert torch.equal(out[4:8], torch.tensor([3.0, float(half[1]) * 2, 0.0, 0.0]) + a)
+    assert out[8] == -1
+
+
+@triton.jit
+def _mistaken_store_kernel(out_ptr):
+    tl.store(out_ptr, tl.arange(0, 2))
+
+
+def test_a_block_is_not_stored_at_one_address() -> None:
+    with pytest.raises(InterpreterError, match="cannot be block type if pointer argument is not"):
+        _mistaken_store_kernel[(1,)](torch.zeros(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(("value", "overflows"), [(2**31 - 6, False), (2**31 - 5, True)])
+def test_a_constant_that_overflows_is_found(value: int, overflows: bool) -> None:
+    given = torch.full((4,), value, dtype=torch.int32)
+    if not overflows:
+        _integers_kernel_of_sum[(1,)](given)
+        assert given.tolist() == [2**31 - 1] * 4
+        return
+    with pytest.raises(InterpreterError, match="int32 overflow detected for operation add"):
+        _integers_kernel_of_sum[(1,)](given)
+
+
+@triton.jit
+def _integers_kernel_of_sum(ptr):
+    at = tl.arange(0, 4)
+    tl.store(ptr + at, tl.load(ptr + at) + 5)

@@ -43,7 +43,12 @@ PUBLISHED = {"head_dim": 256, "global_head_dim": 512, "num_key_value_heads": 1}
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("family", "heads"), [("gemma4", {}), ("gemma4", PUBLISHED), ("gemma4-moe", {})]
+    ("family", "heads"),
+    [
+        pytest.param("gemma4", {}, marks=pytest.mark.thorough),
+        ("gemma4", PUBLISHED),
+        ("gemma4-moe", {}),
+    ],
 )
 def test_gemma_4_gives_the_tokens_of_transformers(family, heads, tmp_path):
     oracle = Oracle(family, tmp_path, intermediate_size=40, **heads)
@@ -56,5 +61,6 @@ def test_gemma_4_gives_the_tokens_of_transformers(family, heads, tmp_path):
         max_num_batched_tokens=32,
     )
     assert isinstance(engine.executor.model_runner, GpuModelRunner)
-    work = [(prompt[:35], min(limit, 3)) for prompt, limit in mixed_work(3)]
+    # Some are longer than the window of 20.
+    work = [(prompt[:26], min(limit, 2)) for prompt, limit in mixed_work(2)]
     oracle.confirm(work, tokens_of(run(engine, work)))

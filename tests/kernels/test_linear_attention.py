@@ -10,7 +10,7 @@ import torch
 from matmul_checks import assert_refused, between_nans, ordered_dot
 from paged_kernels.linear_attention import linear_attention
 from paged_kernels.reference import linear_attention as reference
-from state_checks import CHUNKED, LONG, StateCall, pool_of
+from state_checks import CHUNKED, CUT, LONG, StateCall, pool_of
 from state_steps import RAGGED, Step
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -81,7 +81,7 @@ def test_rows_of_no_sequence_are_zeros(device: torch.device) -> None:
     call_of(RAGGED, SIZES[0], torch.bfloat16, device).confirm_padding(RAGGED)
 
 
-@pytest.mark.parametrize("step", [RAGGED, CHUNKED])
+@pytest.mark.parametrize("step", [RAGGED, CUT])
 def test_a_wrong_number_is_noticed(step: Step, device: torch.device) -> None:
     call = call_of(step, SIZES[0], torch.bfloat16, device)
     call.confirm_differences(step, ("q", "k", "v", "slopes", "pool", "slots"))

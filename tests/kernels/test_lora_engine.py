@@ -125,7 +125,7 @@ def test_the_warm_up_runs_the_kernels_of_adapters(oracle, monkeypatch):
 
 def test_adapters_over_int8_weights(oracle):
     """Rounded weights move a token only where two are almost as likely."""
-    work = oracle.requests(4, 16, 2)
+    work = oracle.requests(4, 10, 2)
     engine = engine_for(oracle, quantization="int8")
     together = run_requests(engine, work)
     alone = replace(work[1], request_id="alone")
@@ -140,7 +140,7 @@ def test_adapters_over_int8_weights(oracle):
 
 def test_most_tokens_in_bfloat16_equal_float32(oracle):
     """Tokens may differ where two are almost as likely."""
-    work = oracle.requests(4, 16, 2)
+    work = oracle.requests(4, 10, 1)
     outputs = run_requests(engine_for(oracle, dtype="bfloat16"), work)
     firsts = [answer_of(outputs[one.request_id])[0] for one in work]
     wanted = [oracle.model_of(one).generate(one.prompt_token_ids, 1)[0] for one in work]

@@ -67,6 +67,7 @@ def test_head_sizes(device, head_dim):
     check(Batch(lengths, head_dim=head_dim, device=device, dtype=torch.float16), num_decodes=1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 1), (4, 2), (32, 1)])
 def test_heads_of_512(device, dtype, heads, kv_heads):
@@ -95,13 +96,17 @@ def test_head_groups(device, heads, kv_heads):
     check(batch, num_decodes=1)
 
 
-@pytest.mark.parametrize("window", [1, 17, 64, 100, 1000])
+LENGTHS = [1, 17, 64, pytest.param(100, marks=pytest.mark.thorough), 1000]
+"""Of windows and chunks: within a tile, a tile, more, and more than all keys."""
+
+
+@pytest.mark.parametrize("window", LENGTHS)
 def test_sliding_window(device, window):
     check(Batch(MIXED[:6], device=device), num_decodes=3, window=window)
     check(Batch(DECODES, device=device), num_decodes=len(DECODES), window=window)
 
 
-@pytest.mark.parametrize("size", [1, 17, 64, 100, 1000])
+@pytest.mark.parametrize("size", LENGTHS)
 def test_chunks(device, size):
     """Prompts that begin within a chunk, cross one border or several, or end at one."""
     prompts = [(1, 130), (1, 7), (1, 64), (5, 17), (40, 40), (33, 130), (70, 201)]
@@ -260,10 +265,10 @@ H200 = Device(arch=90, num_sms=132)
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.thorough),
         {"dtype": torch.bfloat16, "num_heads": 14},
         {"head_dim": 80, "softcap": 3.0, "num_heads": 6},
-        {"sinks": True},
+        pytest.param({"sinks": True}, marks=pytest.mark.thorough),
         {"cache_dtype": torch.int8, "dtype": torch.float16},
         {"cache_dtype": torch.float8_e4m3fn, "token_scales": True, "sinks": True},
     ],

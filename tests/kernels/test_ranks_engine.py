@@ -27,12 +27,12 @@ def test_tokens_are_those_of_one_rank(
     if num_gpus == 1:
         pytest.skip("one GPU is not enough for two ranks")
     make_checkpoint(family, tmp_path, vocab_size=200, num_hidden_layers=2)
-    work = [([5, 6, 7, 8], 6), (list(range(3, 40)), 3)]
+    work = [([5, 6, 7, 8], 4), (list(range(3, 28)), 2)]
     options = {
         "device": "cuda" if num_gpus else "cpu",
         "enforce_eager": True,
         "max_num_seqs": 2,
-        "max_num_batched_tokens": 32,
+        "max_num_batched_tokens": 16,
     }
     one, two = make_engine(tmp_path, **options), make_engine(tmp_path, **options, **layout)
     assert two.executor.info.step_limits.async_scheduling

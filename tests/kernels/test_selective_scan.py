@@ -11,7 +11,7 @@ import torch
 from matmul_checks import assert_refused, between_nans, ordered_dot
 from paged_kernels.reference import selective_scan as reference
 from paged_kernels.selective_scan import selective_scan
-from state_checks import CHUNKED, LONG, StateCall, pool_of
+from state_checks import CHUNKED, CUT, LONG, StateCall, pool_of
 from state_steps import RAGGED, Step
 from torch import Tensor
 
@@ -114,7 +114,7 @@ def test_rows_of_no_sequence_are_zeros(device: torch.device) -> None:
     call_of(RAGGED, SIZES[0], torch.bfloat16, device).confirm_padding(RAGGED)
 
 
-@pytest.mark.parametrize("step", [RAGGED, CHUNKED])
+@pytest.mark.parametrize("step", [RAGGED, CUT])
 def test_a_wrong_number_is_noticed(step: Step, device: torch.device) -> None:
     call = call_of(step, SIZES[0], torch.bfloat16, device)
     call.confirm_differences(step, ("x", "dt", "a", "b", "c", "d", "dt_bias", "pool", "slots"))
