@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -428,7 +429,11 @@ def test_tasks(client: Client) -> None:
 
 
 @pytest.mark.server
-def test_errors_and_tasks_leave_nothing_open_that_a_server_waits_for(repository: Path) -> None:
+def test_a_stopping_server_waits_for_open_requests_only(
+    repository: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Errors and tasks leave nothing open; the server says how many requests it waits for."""
+
     async def ask(url: str) -> None:
         async with AsyncClient(url) as client:
             for _ in range(50):
@@ -436,28 +441,19 @@ def test_errors_and_tasks_leave_nothing_open_that_a_server_waits_for(repository:
                 with pytest.raises(InvalidRequest):
                     await client.generate([999])
 
-    with start_server(repository) as running:
-        asyncio.run(ask(running.grpc_url))
-        with Client(running.grpc_url) as client:
-            for _ in range(50):
-                assert client.detokenize([65])
-                with pytest.raises(InvalidRequest):
-                    client.generate([999])
-        assert running.stop() == 0  # not killed because it took one for open
-
-
-@pytest.mark.server
-def test_a_stopping_server_says_how_many_requests_it_waits_for(
-    repository: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
     with start_server(repository) as running, Client(running.grpc_url) as client:
+        asyncio.run(ask(running.grpc_url))
+        for _ in range(50):
+            assert client.detokenize([65])
+            with pytest.raises(InvalidRequest):
+                client.generate([999])
         stream = client.stream("x", **ENDLESS)
         next(stream)
-        stopping = threading.Thread(target=running.stop)
-        stopping.start()
-        time.sleep(2)
-        stream.cancel()
-        stopping.join()
+        with ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(running.stop)
+            time.sleep(2)
+            stream.cancel()
+            assert stopping.result() == 0  # not killed because it took one for open
     assert "paged-backend: the server waits for open requests to end: 1\n" in capfd.readouterr().err
 
 

@@ -37,6 +37,7 @@ from paged_backend.process.engine_loop import STATS_INTERVAL_S
 
 pytestmark = pytest.mark.server
 
+STEP_TIMEOUT_S = 2.5
 LONG: dict[str, Any] = {"max_tokens": 1800, "ignore_eos": True}
 
 
@@ -47,7 +48,8 @@ LONG: dict[str, Any] = {"max_tokens": 1800, "ignore_eos": True}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Two instances; a request may be in flight at one end of the engine, but not at two."""
     folder = tmp_path_factory.mktemp("faults")
-    with serve_demo(folder, instances=2, max_crashes_per_request=2) as server:
+    options = {"max_crashes_per_request": 2, "step_timeout_s": STEP_TIMEOUT_S}
+    with serve_demo(folder, instances=2, **options) as server:
         yield server
 
 
@@ -154,6 +156,32 @@ def test_a_request_in_flight_at_too_many_ends_of_the_engine_is_ended(server: Run
         client.generate(QUESTIONS[1], max_tokens=5)
 
 
+def test_an_engine_that_hangs_is_found_and_replaced(server: RunningServer) -> None:
+    asks = [greedy(i, 200) for i in range(8)]
+    before = restarts(server)
+    undisturbed = ask_all(server, asks)
+    with Crowd(server, asks) as crowd:
+        wait_for(lambda: crowd.have_tokens(50), 60)
+        engine = engine_of(server)
+        engine.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        found_s = wait_for(lambda: not is_alive(engine), 20, "nobody noticed")
+        wait_loaded(server, before + 1)
+    assert [c.token_ids for c in crowd.calls] == [c.token_ids for c in undisturbed]
+    print_pauses("SIGSTOP", (p.seconds for c in crowd.calls for p in c.pauses([stopped])))
+    assert STEP_TIMEOUT_S - 0.5 < found_s < STEP_TIMEOUT_S + 2, "within it, give or take"
+
+    with Crowd(server, asks) as crowd:
+        wait_for(lambda: crowd.have_tokens(50), 60)
+        engine = engine_of(server)
+        engine.send_signal(signal.SIGSTOP)
+        time.sleep(1.0)
+        engine.send_signal(signal.SIGCONT)
+    assert [c.token_ids for c in crowd.calls] == [c.token_ids for c in undisturbed]
+    assert engine_of(server) == engine, "it was only slow"
+    assert restarts(server) == before + 1
+
+
 # --- servers of their own ---------------------------------------------------------------------
 
 
@@ -221,32 +249,6 @@ def test_an_engine_that_crashes_while_it_loads_fails_the_start_and_says_how(tmp_
         pass
     crashing.join()
     wait_for(lambda: not left_of(tmp_path), ORPHAN_TIMEOUT_S)
-
-
-def test_an_engine_that_hangs_is_found_and_replaced(tmp_path: Path) -> None:
-    asks = [greedy(i, 200) for i in range(8)]
-    with serve_demo(tmp_path, instances=2, step_timeout_s=2) as server:
-        undisturbed = ask_all(server, asks)
-        with Crowd(server, asks) as crowd:
-            wait_for(lambda: crowd.have_tokens(50), 60)
-            engine = engine_of(server)
-            engine.send_signal(signal.SIGSTOP)
-            stopped = time.monotonic()
-            found_s = wait_for(lambda: not is_alive(engine), 20, "nobody noticed")
-            wait_loaded(server, 1)
-        assert [c.token_ids for c in crowd.calls] == [c.token_ids for c in undisturbed]
-        print_pauses("SIGSTOP", (p.seconds for c in crowd.calls for p in c.pauses([stopped])))
-        assert 1.5 < found_s < 4, "found within step_timeout_s, give or take"
-
-        with Crowd(server, asks) as crowd:
-            wait_for(lambda: crowd.have_tokens(50), 60)
-            engine = engine_of(server)
-            engine.send_signal(signal.SIGSTOP)
-            time.sleep(1.0)
-            engine.send_signal(signal.SIGCONT)
-        assert [c.token_ids for c in crowd.calls] == [c.token_ids for c in undisturbed]
-        assert engine_of(server) == engine, "it was only slow"
-        assert restarts(server) == 1
 
 
 @pytest.mark.soak

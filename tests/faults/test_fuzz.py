@@ -24,6 +24,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 from bad_requests import INFERS, MARK, MARK_IDS, POSTS, RAW, Case
+from effort import ALL
 from gateway.gateways import Gateway, running_gateway
 from gateway_requests import GATEWAY_CASES, KEY_FILE, KEYS, Ask, Bytes, send
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -45,11 +46,12 @@ WARM_UP_PART = 0.1  # share of the time, before it
 AGAIN_PART = 0.3  # share of the time, after it: the first rounds once more
 BATCH = 10  # sent at once
 ROUND = 20  # batches
+SHORT_ROUND = 20 if ALL else 8
 MORE_MIB = 8.0  # for each role, by requests that it has had before
 GOOD_TIMEOUT_S = 60.0
 GOOD_PAUSE_S = 0.1  # between two requests of a good stream; leaves CPU time for the bad ones
 SETTLE_S = 60.0
-CALM_S = 2.0
+CALM_S = 1.0
 MORE_THREADS = 2  # threads of tritonserver, whose front-ends keep a few in reserve
 SHOWN = 4  # findings of each kind
 QUESTIONS = load_questions()[:4]
@@ -132,6 +134,7 @@ class Fuzz:
     open_gateway: Gateway
     keyed_gateway: Gateway
     logs: Logs
+    num_batches: int  # batches of a round
     seen: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     findings: list[Finding] = field(default_factory=list)
     rounds: Counter[str] = field(default_factory=Counter)
@@ -164,7 +167,7 @@ class Fuzz:
 
             @seed(seed_number * 1_000_003 + round_)
             @settings(
-                max_examples=ROUND,
+                max_examples=self.num_batches,
                 deadline=None,
                 database=None,
                 phases=[Phase.generate],
@@ -394,20 +397,20 @@ def stderr_into(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def fuzzed(tmp_path: Path) -> Iterator[Fuzz]:
-    """All that is to be hurt."""
+def fuzzed(tmp_path: Path, num_batches: int, *, fresh: bool = False) -> Iterator[Fuzz]:
+    """All that is to be hurt; the memory of a ``fresh`` gateway follows environment variables."""
     stderr, keys = tmp_path / "stderr.log", tmp_path / "keys"
     keys.write_text(KEY_FILE)
     with ExitStack() as stack:
         stack.enter_context(stderr_into(stderr))
         server = stack.enter_context(serve_demo(tmp_path, instances=2))
         gateways = [
-            stack.enter_context(running_gateway("--triton", server.grpc_url, *flags))
+            stack.enter_context(running_gateway("--triton", server.grpc_url, *flags, fresh=fresh))
             for flags in ((), ("--api-key-file", str(keys)))
         ]
         command = psutil.Process(server.pid).cmdline()
         (log,) = (word.partition("=")[2] for word in command if word.startswith("--log-file="))
-        yield Fuzz(server, *gateways, Logs(stderr, Path(log)))
+        yield Fuzz(server, *gateways, Logs(stderr, Path(log)), num_batches)
         server_log = Path(log).read_text(errors="replace")
     assert "paged_llm" in server_log  # it is the log
     assert not BAD_WORDS.search(stderr.read_text(errors="replace"))
@@ -460,7 +463,7 @@ def judge(fuzz: Fuzz, before: dict[str, Holding], *later: dict[str, Holding]) ->
 
 
 def test_a_round_of_generated_requests_at_each_interface(tmp_path: Path) -> None:
-    with fuzzed(tmp_path) as fuzz:
+    with fuzzed(tmp_path, SHORT_ROUND) as fuzz:
         before = run_and_settle(fuzz, [f"{WARM_UP_SEED}:0"], 0)
         run_and_settle(fuzz, [f"{WARM_UP_SEED}:0"], 0)
         judge(fuzz, before)
@@ -479,7 +482,7 @@ def test_minutes_of_generated_requests_at_each_interface(
     for name, value in GLIBC.items():
         monkeypatch.setenv(name, value)
     seeds, duration_s = SEEDS.split(","), MINUTES * 60
-    with fuzzed(tmp_path) as fuzz:
+    with fuzzed(tmp_path, ROUND, fresh=True) as fuzz:
         before = run_and_settle(fuzz, [str(WARM_UP_SEED)], duration_s * WARM_UP_PART)
         fill_what_is_bounded(fuzz)
         between = run_and_settle(fuzz, seeds, duration_s)

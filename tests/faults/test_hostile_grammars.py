@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 from callers import quantile
+from demo_server import MODEL, Server
 from gateway.gateways import Gateway, running_gateway
 from paged_client import Client, InvalidRequest
-from servers import MODEL, metrics, serve_demo, wait_for
-
-from paged_backend.launch.server_process import RunningServer
 
 pytestmark = pytest.mark.server
 # The output can be divided in ever more ways, so that the time of a mask grows with its length.
@@ -35,24 +33,17 @@ MIN_GAPS = 200
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with serve_demo(tmp_path_factory.mktemp("server")) as server:
-        yield server
-        wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, 30)
-
-
-@pytest.fixture(scope="module")
-def gateway(server: RunningServer) -> Iterator[Gateway]:
-    with running_gateway("--triton", server.grpc_url) as gateway:
+def gateway(server: Server) -> Iterator[Gateway]:
+    with running_gateway("--triton", server.running.grpc_url) as gateway:
         yield gateway
 
 
 class Listener(threading.Thread):
     """Streams answers until it is stopped and has heard enough; measures the gaps."""
 
-    def __init__(self, server: RunningServer) -> None:
+    def __init__(self, server: Server) -> None:
         super().__init__()
-        self._address = server.grpc_url
+        self._address = server.running.grpc_url
         self._is_over = threading.Event()
         self.gaps: list[float] = []
         self.first_s: list[float] = []
@@ -75,11 +66,11 @@ class Listener(threading.Thread):
 
 
 def listen_beside(
-    server: RunningServer, grammar: str, max_tokens: int
+    server: Server, grammar: str, max_tokens: int
 ) -> tuple[Listener, Exception | None]:
     """Hear a stream while a constrained request runs; returns the request's error, too."""
     error: Exception | None = None
-    with Client(server.grpc_url, MODEL, timeout=120) as client:
+    with Client(server.running.grpc_url, MODEL, timeout=120) as client:
         listener = Listener(server)
         try:
             client.generate(
@@ -96,7 +87,7 @@ def listen_beside(
     return listener, error
 
 
-def test_a_stream_hardly_notices_a_grammar_that_takes_long(server: RunningServer) -> None:
+def test_a_stream_hardly_notices_a_grammar_that_takes_long(server: Server) -> None:
     listen_beside(server, HONEST, 16)  # what is made once is there now
     honest, error = listen_beside(server, HONEST, 400)
     assert error is None
@@ -112,6 +103,7 @@ def test_a_stream_hardly_notices_a_grammar_that_takes_long(server: RunningServer
     assert max(hostile.first_s) < max(honest.first_s) + 0.5
     with pytest.raises(InvalidRequest, match=TOO_LONG):
         raise error or AssertionError("the hostile request ended well")
+    server.wait_for("kv_blocks_used", 0)
 
 
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from gateway.gateways import running_gateway
 from paged_client import Client, InvalidRequest, Unavailable
 from servers import MODEL, metrics, processes_of, serve_demo, wait_for
 from tritonclient.grpc import InferenceServerClient, InferInput
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.server
 # About 12 ms of tokenizing, and more tokens than the model takes.
 LONG = "The quick brown fox jumps over the lazy dog. " * 900
 MANY = 80
-RATE = 0.2  # requests a second from one tenant: one at once, and the next after five seconds
+RATE = 0.05  # requests a second from one tenant: one at once, and the next after 20 seconds
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +126,25 @@ def test_tokenizing_counts_against_the_rate(server: RunningServer) -> None:
 def asked(calls: Stream, tenant: str) -> str:
     calls.ask("hello", tenant, "tokenize")
     return calls.answers(1)[0]
+
+
+def test_tokenizing_counts_on_the_tenant_of_the_key(server: RunningServer) -> None:
+    keys = "alice first, alice second, bob third, fourth"
+    with running_gateway("--triton", server.grpc_url, keys=keys) as gateway:
+
+        def status(key: str, path: str, **body: Any) -> int:
+            return gateway.post(path, body, Authorization=f"Bearer {key}").status
+
+        for key, path, body in (
+            ("third", "/detokenize", {"tokens": [5]}),
+            ("first", "/tokenize", {"prompt": "x"}),
+        ):
+            assert status(key, path, **body) == 200
+            deadline = time.monotonic() + 10  # the engine is told, and says so, after the answer
+            while status(key, path, **body) == 200:
+                assert time.monotonic() < deadline
+        assert status("second", "/tokenize", prompt="x") == 429  # a key of the first key's tenant
+        assert status("fourth", "/tokenize", prompt="x") == 200
 
 
 def test_text_beyond_max_waiting_tokens_is_refused(server: RunningServer) -> None:

@@ -54,8 +54,9 @@ def ask_raw(server: RunningServer, text: str, **more: Any) -> tuple[int, bytes]:
     return response.status, content
 
 
-def prompts() -> list[str]:
-    return [f"{uuid.uuid4()} {LONG}"[:900] for _ in range(MANY)]
+def prompts(length: int = 400) -> list[str]:
+    """Texts of so many characters that have no beginning in common."""
+    return [f"{uuid.uuid4()} {LONG}"[:length] for _ in range(MANY)]
 
 
 def check(status: int, values: dict[str, Any]) -> None:
@@ -85,7 +86,7 @@ def test_large_responses_neither_stop_a_stream_nor_keep_memory(
         listener = pool.submit(listen)
         wait_for(lambda: len(moments) > 10, 60)
         began = time.monotonic()
-        asked = [pool.submit(ask_raw, server, prompt) for prompt in prompts()]
+        asked = [pool.submit(ask_raw, server, prompt) for prompt in prompts(900)]
         answers = [future.result() for future in asked]
         took_s = time.monotonic() - began
         over.set()

@@ -121,7 +121,14 @@ def test_hostile_constraints_of_one_key_do_not_delay_those_of_another(served: Se
     assert 1 <= int(refused.headers["retry-after"]) <= 60
 
 
-@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "signal_",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.thorough),
+        signal.SIGSTOP,
+    ],
+)
 def test_a_constraint_is_checked_though_all_processes_were_lost(
     served: Served, signal_: signal.Signals
 ) -> None:

@@ -129,8 +129,14 @@ def _watch_a_fork(request: dict[str, Any], report: int, out: int, errors: int) -
     os.close(out)
     os.close(errors)
     os.write(report, f"{pid}\n".encode())
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    os.write(report, f"{status}\n".encode())
+    end = select.poll()
+    end.register(os.pidfd_open(pid), select.POLLIN)
+    end.register(report, 0)  # for the end of the process that reads it
+    if any(descriptor == report for descriptor, _ in end.poll()):
+        os.kill(pid, signal.SIGKILL)  # nobody is there who would stop it
+    else:
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(report, f"{status}\n".encode())
     os._exit(0)
 
 

@@ -72,29 +72,6 @@ def test_without_a_salt_tenants_share_nothing_unless_the_operator_wants_it(serve
         assert cached_tokens(ask(sharing, "third", **salted)) == 0
 
 
-def test_tokenizing_counts_on_the_tenant_of_the_key(tmp_path):
-    options = {"model": "demo", "max_tenant_request_rate": 0.01}
-    write_model_repository(tmp_path, MODEL, options, instances=1)
-    with (
-        start_server(tmp_path) as server,
-        running_gateway("--triton", server.grpc_url, keys=KEYS) as gateway,
-    ):
-
-        def status(key, path, **body):
-            return gateway.post(path, body, Authorization=f"Bearer {key}").status
-
-        for key, path, body in (
-            ("first", "/tokenize", {"prompt": "x"}),
-            ("third", "/detokenize", {"tokens": [5]}),
-        ):
-            assert status(key, path, **body) == 200
-            deadline = time.monotonic() + 10  # the engine is told, and says so, after the answer
-            while status(key, path, **body) == 200:
-                assert time.monotonic() < deadline
-        assert status("second", "/tokenize", prompt="x") == 429  # a key of the first key's tenant
-        assert status("fifth", "/tokenize", prompt="x") == 200
-
-
 @pytest.mark.soak
 def test_who_asks_too_much_and_who_comes_too_late_are_told_when_to_come_back(tmp_path):
     """A rate that lets each tenant ask once, and room for one that runs and one that waits."""

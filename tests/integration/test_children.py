@@ -18,9 +18,11 @@ import psutil
 import pytest
 from demo_server import Server
 from numba.core.caching import UserProvidedCacheLocator
+from paged_client import Client
 from paged_client.gateway import KEYS_VARIABLE
 from servers import wait_for
 
+from paged_backend.launch.ports import ReservedEndpoints
 from paged_backend.platforms.cpu import threads
 from paged_backend.sampling import masking
 
@@ -150,47 +152,47 @@ def test_api_keys_reach_the_gateway_only(launched: Launched) -> None:
     assert len(holders) == 1 and "paged_backend.cli gateway" in holders[0], holders
 
 
-def test_the_printed_command_works_in_a_hostile_folder(tmp_path: Path) -> None:
+def test_the_printed_command_serves_without_the_launcher(tmp_path: Path) -> None:
+    """In a hostile folder, too."""
     hostile = tmp_path / "hostile"
     hostile.mkdir()
     make_hostile(hostile)
+    reserved = ReservedEndpoints("127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
     command = subprocess.run(
-        [PAGED_BACKEND, "serve", "demo", *free_ports(), "--write-to", tmp_path / "written"],
+        [PAGED_BACKEND, "serve", "demo", *ports(reserved), "--write-to", tmp_path / "written"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         timeout=60,
     ).stdout.strip()
-    with subprocess.Popen(
-        ["sh", "-c", f"exec {command} --log-file={tmp_path}/log"],
-        cwd=hostile,
-        env=os.environ | {KEYS_VARIABLE: SECRET},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as server:
-        log = tmp_path / "log"
+    with (
+        reserved,
+        subprocess.Popen(
+            ["sh", "-c", f"exec {command} --log-file={tmp_path}/log"],
+            cwd=hostile,
+            env=os.environ | {KEYS_VARIABLE: SECRET},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as server,
+    ):
         try:
-            wait_for(lambda: server.poll() is not None or "Started HTTP" in log_of(log), 60)
-            assert server.poll() is None, server.communicate()[1]
+            with Client(reserved.endpoints.grpc_url, timeout=30) as client:
+                wait_for(lambda: server.poll() is not None or client.is_ready(), 60)
+                assert server.poll() is None, server.communicate()[1]
+                assert client.generate("What does abs do?", max_tokens=4).num_output_tokens == 4
             processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(True)]
             assert not [p.cmdline() for p in processes if KEYS_VARIABLE in p.environ()]
         finally:
             server.send_signal(signal.SIGINT)
             server.communicate(timeout=60)
+    assert server.returncode == 0
     assert imported(hostile) == []
 
 
-def free_ports() -> list[str]:
-    from paged_backend.launch.ports import ReservedEndpoints
-
-    with ReservedEndpoints("127.0.0.1", http_port=0, grpc_port=0, metrics_port=0) as reserved:
-        ports = reserved.endpoints
-    flags = {"http": ports.http_port, "grpc": ports.grpc_port, "metrics": ports.metrics_port}
-    return [word for name, port in flags.items() for word in (f"--{name}-port", str(port))]
-
-
-def log_of(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
+def ports(reserved: ReservedEndpoints) -> list[str]:
+    found = reserved.endpoints
+    numbers = {"http": found.http_port, "grpc": found.grpc_port, "metrics": found.metrics_port}
+    return [word for name, port in numbers.items() for word in (f"--{name}-port", str(port))]
 
 
 def serve_once(environment: dict[str, str], *before: str) -> tuple[str, str]:

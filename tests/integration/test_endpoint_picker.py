@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from effort import ALL
 from kv_event_subscriber import Subscriber
 from metrics_page import read_metrics
 from paged_client import Client
@@ -21,12 +22,12 @@ from paged_backend.launch.server_process import start_server
 pytestmark = pytest.mark.server
 
 NUM_REQUESTS = int(os.environ.get("PICKED", "150"))  # 1000 for a longer run
-NUM_SERVERS = 3
+NUM_SERVERS = 3 if ALL else 2
 NUM_CONVERSATIONS = 40
 BLOCK_SIZE = 16
 PREFIX_BLOCKS = 8
 # All servers together can hold all conversations, but none can alone.
-NUM_BLOCKS = NUM_CONVERSATIONS * PREFIX_BLOCKS // 2
+NUM_BLOCKS = NUM_CONVERSATIONS * PREFIX_BLOCKS * 3 // 2 // NUM_SERVERS
 BLOCK_BYTES = 98304  # 16 tokens of the demo model
 TOPIC = "kv@pod@model"
 

@@ -14,6 +14,7 @@ from shutil import copy
 import pytest
 import torch
 from checkpoints import FALLBACKS, FAMILIES, make_checkpoint
+from effort import ALL
 from paged_client import Client
 from servers import engines_of, serve_repository
 from transformers import AutoTokenizer, PreTrainedModel
@@ -25,9 +26,9 @@ from paged_backend.launch.server_process import RunningServer
 DEMO = Path(BUNDLED_MODELS["demo"])
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO)
 PROMPT, MAX_TOKENS = "What does abs do?", 48
-# One with windows and experts, one with states, one of transformers; engines of the demo model are
-# killed in the tests of faults.
-FEW = "gpt-oss", "qwen3-next", "cohere2"
+# One with states and one of transformers; with everything, one with windows and experts, too.
+# Engines of the demo model are killed in the tests of faults.
+FEW = ("qwen3-next", "cohere2", *(("gpt-oss",) if ALL else ()))
 CHOSEN = (*FAMILIES, *FALLBACKS) if os.environ.get("PAGED_FAMILIES") == "all" else FEW
 
 BATCHES = [CHOSEN[start : start + 5] for start in range(0, len(CHOSEN), 5)]

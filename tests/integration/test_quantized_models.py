@@ -9,6 +9,7 @@ from shutil import copytree
 
 import pytest
 import torch
+from effort import ALL
 from gguf import GGMLQuantizationType
 from gguf_vocabulary import add_vocabulary
 from paged_client import Client
@@ -27,6 +28,8 @@ from test_checkpoints import FORMATS, whole  # noqa: E402
 
 DEMO = Path(BUNDLED_MODELS["demo"])
 NAMES = ["w4a16", "int8-group", "fp8-channel", "gptq-4", "awq"]  # names of folders
+# The readers of all formats have tests without a server.
+FEW = ("w4a16", "gguf")
 PROMPT = "What does abs do?"
 
 
@@ -35,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pr
     """The demo model in each format, and transformers' model with the weights that are left."""
     folder = tmp_path_factory.mktemp("models")
     models = {}
-    for name in NAMES:
+    for name in NAMES if ALL else NAMES[:1]:
         copytree(DEMO, folder / name)
         model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
         config, writer = FORMATS[name]
@@ -67,7 +70,13 @@ def deployment(
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("name", [*NAMES, "gguf"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FEW else pytest.param(name, marks=pytest.mark.thorough)
+        for name in (*NAMES, "gguf")
+    ],
+)
 def test_the_answer_is_that_of_transformers_on_the_same_weights(
     name: str, deployment: RunningServer, models: dict[str, tuple[Path, PreTrainedModel]]
 ) -> None:

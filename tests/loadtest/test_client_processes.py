@@ -12,6 +12,7 @@ from paged_loadtest.endpoints import open_endpoint
 from paged_loadtest.endpoints.processes import ProcessLost
 from paged_loadtest.load import Driver
 from paged_loadtest.options import TargetOptions
+from paged_loadtest.timeline import Timeline
 
 from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError
@@ -24,49 +25,32 @@ def options(targets) -> TargetOptions:
     return TargetOptions(base_url=targets.server.running.grpc_url, processes=2)
 
 
-def test_each_request_is_answered_and_timed(options):
-    async def run() -> tuple[Driver, set[int]]:
+def test_several_processes_are_as_one(options):
+    """Each request is answered and timed, all have the same salt, and a failure is reported."""
+    prompt = WorkloadRequest("What does os.path.join do with absolute paths? " * 4, 2)
+
+    async def run() -> tuple[Driver, set[int], list[int | None], Timeline]:
         async with open_endpoint(options) as endpoint:
             info = await endpoint.check()
             assert (info.vocab_size, info.max_model_len) == (2048, 2048)
             children = {child.pid for child in multiprocessing.active_children()}
             driver = Driver(endpoint, max_concurrency=5)
             await driver.run([WorkloadRequest((7, i), 4 + i) for i in range(20)], [0.0] * 20)
-            return driver, children
+            cached = []
+            for _ in range(2):
+                endpoint.forget_cache()
+                cached += [(await endpoint.send(prompt)).num_cached_tokens for _ in range(3)]
+            return driver, children, cached, await endpoint.send(WorkloadRequest("Hi", 10**6))
 
-    driver, children = asyncio.run(run())
+    driver, children, cached, failed = asyncio.run(run())
     assert len(children) == 2 and not multiprocessing.active_children()
     assert sorted(t.num_output_tokens for t in driver.timelines) == list(range(4, 24))
     # All tokens of a short answer may come in one response.
     assert all(t.is_success and 0 < t.ttft_s <= t.e2e_s for t in driver.timelines)
     assert all(t.e2e_s < driver.elapsed_s for t in driver.timelines)
-
-
-def test_all_processes_have_the_same_salt(options):
-    request = WorkloadRequest("What does os.path.join do with absolute paths? " * 4, 2)
-
-    async def run() -> list[int | None]:
-        async with open_endpoint(options) as endpoint:
-            await endpoint.check()
-            found = []
-            for _ in range(2):
-                endpoint.forget_cache()
-                found += [(await endpoint.send(request)).num_cached_tokens for _ in range(3)]
-            return found
-
-    cached = asyncio.run(run())
     assert cached[0] == cached[3] == 0
     assert all(count for place, count in enumerate(cached) if place % 3)
-
-
-def test_a_failed_request_is_reported_as_by_one_process(options):
-    async def run():
-        async with open_endpoint(options) as endpoint:
-            await endpoint.check()
-            return await endpoint.send(WorkloadRequest("Hi", 10**6))
-
-    timeline = asyncio.run(run())
-    assert "max_tokens" in timeline.error and not timeline.is_success
+    assert "max_tokens" in failed.error and not failed.is_success
 
 
 def test_a_process_that_ends_is_named(options):

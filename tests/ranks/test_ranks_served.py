@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from callers import QUESTIONS, Ask, Call, Crowd, ask_all, greedy
+from demo_server import Server
 from servers import (
     LOAD_TIMEOUT_S,
     engine_of,
@@ -86,27 +87,70 @@ def hurt(server: RunningServer, crowd: Crowd, what: str, fault: Fault, rank: int
     print(f"\nrank {rank} {what}: {loaded_s:.1f} s until the next engine is loaded")
 
 
-def test_a_rank_that_ends_or_hangs_costs_no_stream_a_token(tmp_path: Path) -> None:
-    with serve_demo(tmp_path / "one") as server:
-        expected = tokens(ask_all(server, asks()))
-    with serve_demo(tmp_path / "two", max_crashes_per_request=9, **TENSOR) as server:
-        assert tokens(ask_all(server, asks())) == expected
-        for what, rank in (("is killed", 0), ("is killed", 1), ("is stopped", 1)):
-            with Crowd(server, asks()) as crowd:
-                hurt(server, crowd, what, FAULTS[what], rank)
-            assert tokens(crowd.calls) == expected, (what, rank)
-        with Crowd(server, asks()) as crowd:
-            wait_for(lambda: crowd.have_tokens(20), 60)
-            pause(ranks_of(server)[1])
-        assert tokens(crowd.calls) == expected
-        assert restarts(server) == 3, "a rank that is only late does not end"
-        # While nobody asks, the end of a rank is noticed, too.
-        ranks_of(server)[1].kill()
-        wait_loaded(server, 4)
-        assert tokens(ask_all(server, asks())) == expected
-        no_blocks = "blocks are still in use"
+@pytest.fixture(scope="module")
+def expected(server: Server) -> list[list[tuple[int, ...]]]:
+    """The tokens of one rank."""
+    return tokens(ask_all(server.running, asks()))
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("two")
+    with serve_demo(folder, max_crashes_per_request=9, **TENSOR) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "two_ranks" in request.fixturenames:
+        server, no_blocks = request.getfixturevalue("two_ranks"), "blocks are still in use"
         wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S, no_blocks)
-    with serve_demo(tmp_path / "stages", max_crashes_per_request=9, **STAGES) as server:
+
+
+@pytest.mark.parametrize(
+    ("what", "rank"),
+    [
+        pytest.param("is killed", 0, marks=pytest.mark.thorough),
+        ("is killed", 1),
+        ("is stopped", 1),
+    ],
+)
+def test_a_rank_that_ends_or_hangs_costs_no_stream_a_token(
+    two_ranks: RunningServer, expected: list[list[tuple[int, ...]]], what: str, rank: int
+) -> None:
+    with Crowd(two_ranks, asks()) as crowd:
+        hurt(two_ranks, crowd, what, FAULTS[what], rank)
+    assert tokens(crowd.calls) == expected
+
+
+def test_a_rank_that_is_only_late_does_not_end(
+    two_ranks: RunningServer, expected: list[list[tuple[int, ...]]]
+) -> None:
+    before = restarts(two_ranks)
+    with Crowd(two_ranks, asks()) as crowd:
+        wait_for(lambda: crowd.have_tokens(20), 60)
+        pause(ranks_of(two_ranks)[1])
+    assert tokens(crowd.calls) == expected
+    assert restarts(two_ranks) == before
+
+
+@pytest.mark.thorough
+def test_the_end_of_a_rank_is_noticed_while_nobody_asks(
+    two_ranks: RunningServer, expected: list[list[tuple[int, ...]]]
+) -> None:
+    before = restarts(two_ranks)
+    ranks_of(two_ranks)[1].kill()
+    wait_loaded(two_ranks, before + 1)
+    assert tokens(ask_all(two_ranks, asks())) == expected
+
+
+@pytest.mark.thorough
+def test_a_rank_of_a_stage_that_is_killed_costs_no_stream_a_token(
+    expected: list[list[tuple[int, ...]]], tmp_path: Path
+) -> None:
+    """`tests/test_helm.py` has two stages of a rank each in each run of the tests."""
+    with serve_demo(tmp_path, max_crashes_per_request=9, **STAGES) as server:
         assert tokens(ask_all(server, asks())) == expected
         with Crowd(server, asks()) as crowd:
             hurt(server, crowd, "is killed", FAULTS["is killed"], 3)
