@@ -49,6 +49,21 @@ def test_figures_of_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [line.split()[0] for line in printed] == ["trace", "edit", "random"]
 
 
+def test_idle_time_on_a_simulated_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps give the tokens of the traces, and drafts are verified."""
+    path = tmp_path / "figures.json"
+    flags = ["--traces", "edit,random", "--concurrency", "2", "--rounds", "1", *SUFFIX]
+    assert run(*flags, "--simulate-device-ms", "1", "--json", str(path)) == 0
+    edit, random = json.loads(path.read_text())["figures"]
+    assert edit["tokens_per_step"] > 1.5 and random["tokens_per_step"] == 1.0
+    for row in (edit, random):
+        assert 0 <= row["idle_without"] < 1 and 0 < row["idle_with"] < 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].endswith("idle without  idle with") and printed[1].endswith("%")
+
+
 def test_the_tokens_are_those_of_the_traces() -> None:
     from paged_backend.values.config import EngineConfig
 
@@ -66,6 +81,10 @@ def test_the_tokens_are_those_of_the_traces() -> None:
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
     assert "speculative_config is needed" in error_line(capsys.readouterr().err)
+    draft_model = '{"method": "draft_model", "model": "demo"}'
+    flags = ["--simulate-device-ms", "1", "--speculative-config"]
+    assert run(*flags, draft_model) == 2
+    assert "can only be ngram or suffix" in error_line(capsys.readouterr().err)
     with pytest.raises(SystemExit):
         run("--traces", "edit,prose", *SUFFIX)
     assert "must be of edit, json, code, random, got 'prose'" in capsys.readouterr().err

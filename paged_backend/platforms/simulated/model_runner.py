@@ -33,27 +33,43 @@ class SimulatedDevice:
     Attributes:
         step_s: duration of a step.
         idle_s: seconds without a step, between the first step and the last.
+        host_s: the part of these in which the thread that launches steps was running. Other
+            processes, which keep it from running, do not change it.
         busy_s: seconds of all steps.
     """
 
     def __init__(self) -> None:
-        self.step_s = self.idle_s = self.busy_s = 0.0
+        self.step_s = self.idle_s = self.host_s = self.busy_s = 0.0
         self._free_s: float | None = None  # the end of the last step, on the monotonic clock
+        self._processor_s = 0.0  # of the thread, when it launched a step or got tokens last
 
     def launch(self) -> float:
         """Start a step after those before it; returns the moment of its end."""
         now = time.monotonic()
         if self._free_s is not None:
-            self.idle_s += max(0.0, now - self._free_s)
+            idle_s = max(0.0, now - self._free_s)
+            self.idle_s += idle_s
+            self.host_s += min(idle_s, time.thread_time() - self._processor_s)
             now = max(now, self._free_s)
         self.busy_s += self.step_s
         self._free_s = now + self.step_s
+        self._processor_s = time.thread_time()
         return self._free_s
+
+    def wait(self, end_s: float) -> None:
+        """Sleep until a moment of the monotonic clock."""
+        time.sleep(max(0.0, end_s - time.monotonic()))
+        self._processor_s = time.thread_time()
 
     @property
     def idle_share(self) -> float:
         """The fraction of the time in which the device was idle."""
         return self.idle_s / (self.idle_s + self.busy_s)
+
+    @property
+    def host_share(self) -> float:
+        """The same on a machine without other processes."""
+        return self.host_s / (self.host_s + self.busy_s)
 
     def reset(self, step_s: float) -> None:
         """Forget the steps so far; the next ones take ``step_s`` seconds."""
@@ -65,6 +81,7 @@ class SimulatedDevice:
 class SimulatedStep(LaunchedStep):
     """A step on the simulated device: a LaunchedStep, and then its PendingOutput."""
 
+    device: SimulatedDevice
     end_s: float
     scheduled_batch: ScheduledBatch
     token_ids: list[int]  # one for each sample
@@ -75,7 +92,7 @@ class SimulatedStep(LaunchedStep):
 
     def result(self) -> ModelRunnerOutput:
         """Sleep until the step is over."""
-        time.sleep(max(0.0, self.end_s - time.monotonic()))
+        self.device.wait(self.end_s)
         return ModelRunnerOutput(*keep_accepted(self.scheduled_batch, self.token_ids, {}))
 
 
@@ -119,7 +136,8 @@ class SimulatedModelRunner:
         with one_torch_thread():  # copies to a device take no other threads
             inputs = self._inputs.update(scheduled_batch)
             self._inputs.send(inputs, self._graphs.fit(inputs.shape) or inputs.shape)
-        return SimulatedStep(self.device.launch(), scheduled_batch, self._token_ids(inputs))
+        token_ids = self._token_ids(inputs)
+        return SimulatedStep(self.device, self.device.launch(), scheduled_batch, token_ids)
 
     def _token_ids(self, inputs: StepInputs) -> list[int]:
         if self._answers is not None:

@@ -20,7 +20,10 @@ _MAX_MODEL_LEN = 2048  # longer than any trace
 
 @dataclass(frozen=True, slots=True)
 class IdleFigures(SpeculationFigures):
-    """Also the parts of the time in which the device was idle, as medians over all rounds."""
+    """Also the parts of the time in which the device was idle, as medians over all rounds.
+
+    Only the processor time of the host counts as idle time of the device.
+    """
 
     idle_without: float
     idle_with: float
@@ -83,5 +86,5 @@ class SimulatedSpeculationBench(SpeculationBench):
     def _run(self, kind: str, at_once: int, speculate: bool, number: int) -> float:
         self._device.reset(self._step_s)
         rate = super()._run(kind, at_once, speculate, number)
-        self._idle[speculate].append(self._device.idle_share)
+        self._idle[speculate].append(self._device.host_share)
         return rate
