@@ -111,12 +111,15 @@ def test_streams_survive_the_end_of_a_worker(tmp_path: Path, expected_texts: lis
         ]
         for thread in threads:
             thread.start()
-        while not all(answers):
+        while sum(map(bool, answers)) < len(answers) // 2:
             time.sleep(0.001)
         workers[0].send_signal(signal.SIGKILL)
+        assert any(thread.is_alive() for thread in threads), "all have ended before"
         for thread in threads:
             thread.join()
-        assert answers == expected_texts
+        # Dynamo leaves out bytes that are no character, where our texts have U+FFFD.
+        found = [answer.replace("\ufffd", "") for answer in answers]
+        assert found == [text.replace("\ufffd", "") for text in expected_texts]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Gateway:
 
     @contextmanager
     def connection(self) -> Iterator[http.client.HTTPConnection]:
-        connection = http.client.HTTPConnection(self.address, timeout=30)
+        connection = http.client.HTTPConnection(self.address, timeout=120)
         try:
             yield connection
         finally:

@@ -8,6 +8,8 @@ import pytest
 from ranks_in_threads import make_ranks_engine
 from requests_of_every_sort import Answers, answers_of
 
+from paged_backend.executor.base import WorkerInfo
+
 # Steps of few tokens, so that prompts come in chunks.
 STEPS = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "max_model_len": 96}
 POOL_BYTES = 2**24
@@ -19,14 +21,23 @@ TP2_PP2 = TP2 | PP2
 EP2 = TP2 | {"enable_expert_parallel": True}
 
 
-def answers_with_preemption(folder: Path, **options: object) -> Answers:
-    """Answer with room for one and a half longest sequences."""
-    info = make_ranks_engine(folder, **STEPS, **options).executor.info
+def small_pool(info: WorkerInfo) -> tuple[int, int]:
+    """Return the blocks for one and a half longest sequences, and the bytes of this pool.
+
+    Args:
+        info: an engine with the same options, `STEPS`, and a pool of `POOL_BYTES`.
+    """
     num_blocks = info.kv_layout.max_blocks(0, STEPS["max_model_len"]) * 3 // 2 + 1
     block_bytes = POOL_BYTES // info.num_blocks
     if info.kv_layout.states is not None:  # half of the bytes are for states
         block_bytes = 2 * info.kv_layout.block_size * info.kv_bytes_per_token
-    num_bytes = num_blocks * block_bytes
+    return num_blocks, num_blocks * block_bytes
+
+
+def answers_with_preemption(folder: Path, **options: object) -> Answers:
+    """Answer with room for one and a half longest sequences."""
+    info = make_ranks_engine(folder, **STEPS, **options).executor.info
+    num_blocks, num_bytes = small_pool(info)
     engine = make_ranks_engine(folder, **STEPS, **options, kv_cache_memory_bytes=num_bytes)
     assert engine.executor.info.num_blocks == num_blocks
     return answers_of(engine)

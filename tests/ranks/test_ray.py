@@ -52,7 +52,7 @@ def cluster() -> Iterator[Any]:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'paged-backend[ray]'")
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
     os.environ["RAY_ADDRESS"] = made.address
     yield made
