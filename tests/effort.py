@@ -19,7 +19,7 @@ from itertools import combinations
 import pytest
 
 ALL = os.environ.get("PAGED_TESTS") == "all"
-_SHARE, _FEW = 0.3, 10
+_SHARE, _FEW = 0.2, 10
 """`make test` tries this part of hypothesis' examples, but not fewer than this number."""
 
 Case = tuple[Hashable, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from effort import ALL
 from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 
 from paged_backend.core.block_pool import BlockPool
@@ -16,7 +17,7 @@ class Case:
 
     def __init__(self, family: str, folder: Path, **options: object) -> None:
         self.oracle = Oracle(family, folder)
-        self.work = mixed_work(32)
+        self.work = mixed_work(32 if ALL else 12)
         self._options = options
 
     def engine(self, **options: object) -> Engine:
@@ -25,7 +26,7 @@ class Case:
 
 
 def one_batch(case: Case) -> None:
-    """32 mixed requests at once."""
+    """All mixed requests at once."""
     engine = case.engine(max_num_seqs=32)
     answers = tokens_of(run(engine, case.work))
     case.oracle.confirm(case.work, answers)
@@ -35,7 +36,7 @@ def one_batch(case: Case) -> None:
 def chunked_prompts(case: Case) -> None:
     """A budget that cuts every prompt into chunks."""
     engine = case.engine(max_num_seqs=4, max_num_batched_tokens=7)
-    work: Work = [(prompt, 6) for prompt, _ in case.work[:12] if len(prompt) > 7]
+    work: Work = [(prompt, 6) for prompt, _ in case.work[: 12 if ALL else 6] if len(prompt) > 7]
     case.oracle.confirm(work, tokens_of(run(engine, work)))
 
 

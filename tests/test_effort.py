@@ -69,7 +69,7 @@ def test_a_strength_needs_as_many_parameters() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="all cases run on such a machine")
 @pytest.mark.parametrize(
     ("tried", "number", "summary"),
-    [("", 30, "9 passed, 9 deselected"), ("all", 100, "18 passed")],
+    [("", 20, "9 passed, 9 deselected"), ("all", 100, "18 passed")],
 )
 def test_marks_and_examples_follow_the_environment(
     tried: str, number: int, summary: str, tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from effort import ALL
 from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 
 from paged_backend.core.block_pool import NULL_BLOCK
@@ -23,7 +24,7 @@ class Case:
     def __init__(self, family, folder):
         self.family = family
         self.oracle = Oracle(family, folder)
-        self.work = mixed_work(32)
+        self.work = mixed_work(32 if ALL else 12)
 
     def engine(self, **options) -> WatchedEngine:
         engine = make_engine(self.oracle.folder, block_size=8, **options)

@@ -36,14 +36,18 @@ PREPOSITIONS = (
 _MEASURES = "at (?:most|least)|by default|per |up to|in (?:order|bytes)"
 _BEGINS = re.compile(rf"(?!{_MEASURES})(?:{'|'.join(PREPOSITIONS)})\b")
 _ENTRY = re.compile(r"^ {4,}(\*{0,2}\w+): (.*)$")
+# A line that is one of those entries if it is in a docstring.
+_SUSPECT = re.compile(rf"^ {{4,}}\*{{0,2}}\w+: {_BEGINS.pattern}", re.MULTILINE)
 
 
 def entries(root: Path) -> list[str]:
     """Return the entries of arguments and attributes that begin with a preposition."""
+    sources = ((path, path.read_text()) for path in _files(root))
     return [
         f"{path.relative_to(root)}: {name}: {text}"
-        for path in _files(root)
-        for name, text in _entries(path.read_text())
+        for path, source in sources
+        if _SUSPECT.search(source)  # parsing takes long
+        for name, text in _entries(source)
         if _BEGINS.match(text)
     ]
 
@@ -70,8 +74,6 @@ def _files(root: Path) -> Iterator[Path]:
 
 def _entries(source: str) -> Iterator[tuple[str, str]]:
     """Yield the name and the first line of each entry."""
-    if not any(section in source for section in SECTIONS):  # parsing takes long
-        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             section = ""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from effort import ALL
 from paged_kernels.device import INTERPRETED
 from paged_kernels.errors import ArgumentError
 from torch import Tensor
@@ -40,7 +41,7 @@ def assert_rows_are_independent(product: Callable[[int], Tensor]) -> None:
     """Compare the first rows of a product of many rows with products of few, to the last bit."""
     with ordered_dot():
         whole = product(MANY_ROWS)
-        for rows in (1, 3, 16, 17, 64):
+        for rows in (1, 3, 16, 17, 64) if ALL else (1, 17, 64):
             assert torch.equal(product(rows), whole[:rows]), rows
 
 

@@ -125,7 +125,7 @@ def test_the_warm_up_runs_the_kernels_of_adapters(oracle, monkeypatch):
 
 def test_adapters_over_int8_weights(oracle):
     """Rounded weights move a token only where two are almost as likely."""
-    work = oracle.requests(4, 10, 2)
+    work = oracle.requests(4, 10, 1)
     engine = engine_for(oracle, quantization="int8")
     together = run_requests(engine, work)
     alone = replace(work[1], request_id="alone")

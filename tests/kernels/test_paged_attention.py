@@ -258,7 +258,7 @@ def test_one_plan_serves_all_layers_and_splits_cover_every_key(device):
 
 
 # Beside a decode: prompts after a prefix, one without, two that pad the step, and a long one.
-LATE = [(1, 130), (5, 217), (40, 200), (9, 9), (0, 30), (0, 0), (2, 1300)]
+LATE = [(1, 130), (5, 217), (40, 200), (9, 9), (0, 30), (0, 0), (2, 900)]
 H200 = Device(arch=90, num_sms=132)
 
 

@@ -80,7 +80,7 @@ def requests() -> list[Request]:
     made = []
     for index, params in enumerate(PARAMS):
         prompt = [(7 * index + 3 * place) % 190 + 3 for place in range(5 + 4 * index)]
-        chosen = SamplingParams(max_tokens=12, ignore_eos=True, seed=index, **params)
+        chosen = SamplingParams(max_tokens=9, ignore_eos=True, seed=index, **params)
         made.append(Request(f"r{index}", prompt, chosen))
     return made
 
@@ -133,7 +133,7 @@ def test_tokens_with_right_and_wrong_drafts_are_those_without(
     shapes = use_shapes(engine) if steps == "padded" else []
     assert answers_of(engine) == plain
     stats = engine.stats()
-    assert stats.num_draft_tokens > stats.num_accepted_tokens > 20
+    assert stats.num_draft_tokens > stats.num_accepted_tokens > 12
     if shapes:
         assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} <= set(shapes)
 

@@ -82,6 +82,7 @@ def make_backend(model: Model, platform: Platform) -> AttentionBackend:
     return attention
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("platform", PLATFORMS, ids=["cpu", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_those_of_transformers(

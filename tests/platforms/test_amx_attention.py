@@ -44,6 +44,7 @@ def assert_close(got: Tensor, wanted: Tensor) -> None:
     assert (got.double() - wanted).square().mean().sqrt() < 1.5e-3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("window", [None, 20, 150])
 @pytest.mark.parametrize("block_size", [16, 32, 256])
 def test_ragged_batch(block_size: int, window: int | None) -> None:
@@ -51,6 +52,7 @@ def test_ragged_batch(block_size: int, window: int | None) -> None:
     assert_close(*batch.run(make_backend(batch), window=window))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("block_size", [16, 32, 256])
 @pytest.mark.parametrize("window", [1, 40, 130])
 def test_blocks_before_the_window_are_not_read(block_size: int, window: int) -> None:
@@ -64,6 +66,7 @@ def test_blocks_before_the_window_are_not_read(block_size: int, window: int) -> 
     assert_close(got, torch.cat((whole[0][600:601], whole[1][600:])))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 @pytest.mark.parametrize("heads", [2, 6, 28, 66])
 def test_head_layouts(heads: int, head_dim: int) -> None:

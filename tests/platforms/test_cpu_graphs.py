@@ -14,6 +14,7 @@ import numba
 import pytest
 import torch
 from checkpoints import FAMILIES, make_checkpoint
+from effort import ALL
 from oracle import VOCAB_SIZE, make_engine, mixed_work, run, tokens_of
 from torch import Tensor
 
@@ -230,7 +231,7 @@ def answers(engine: Engine) -> dict[str, list[SequenceOutput]]:
                 n=1 + index % 4 // 3,
             ),
         )
-        for index, (prompt, max_tokens) in enumerate(mixed_work(20))
+        for index, (prompt, max_tokens) in enumerate(mixed_work(20 if ALL else 10))
     ]
     outputs: dict[str, list[SequenceOutput]] = {}
     while waiting or engine.has_unfinished:

@@ -94,6 +94,7 @@ def assert_close(platform: Platform, out: Tensor, wanted: Tensor) -> None:
 SIZES = [(8, 2, 64, 32), (5, 3, 33, 21), (3, 3, 130, 50), (4, 1, 17, 70)]
 
 
+@pytest.mark.sampled(2)
 @on_each_platform
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("rows", [0, 1, 3, 40])
@@ -260,6 +261,7 @@ def weights_of(logits: Tensor, ids: Tensor, routing: Routing) -> Tensor:
     return weights / weights.sum(1, keepdim=True) if routing.norm_topk_prob else weights
 
 
+@pytest.mark.sampled(2)
 @FUNCTIONS
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("scoring", Scoring)
@@ -280,6 +282,7 @@ def test_choice(
         assert torch.equal(alone[0][0], ids[row]) and torch.equal(alone[1][0], weights[row])
 
 
+@pytest.mark.sampled(2)
 @FUNCTIONS
 @pytest.mark.parametrize("scoring", [Scoring.SOFTMAX, Scoring.SIGMOID])
 @pytest.mark.parametrize("groups", [None, ExpertGroups(5, 3, 2), ExpertGroups(8, 2, 1)])

@@ -36,6 +36,7 @@ def make(
     return linear, weight, offset
 
 
+@pytest.mark.sampled(2)
 @on_each_platform
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 16), (33, 40), (512, 1000), (1409, 257)])
@@ -50,6 +51,7 @@ def test_product(platform: Platform, rows: int, inputs: int, outputs: int, bias:
     torch.testing.assert_close(total.double(), residual.double() + wanted, atol=2e-4, rtol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @on_each_platform
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", Activation)

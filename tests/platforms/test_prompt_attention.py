@@ -42,6 +42,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> 
     return (scores.softmax(2) @ v).transpose(0, 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [CpuPrompts, make_torch], ids=["cpu", "torch"])
 @pytest.mark.parametrize("head_dim", [8, 20, 32, 72])
 @pytest.mark.parametrize("window", [None, 1, 5, 64, 200])

@@ -33,6 +33,7 @@ def platform() -> Iterator[CpuPlatform]:
         yield CpuPlatform(splits_float32=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 16), (33, 40), (512, 200), (1409, 257)])
 @pytest.mark.parametrize("rows", [0, 1, 2, 16, 17, 33, 100])
