@@ -230,19 +230,26 @@ def test_tags_and_classes_choose_protocols(addresses, tmp_path):
     assert {kind for kind, _ in rows(tmp_path / "classes")} == {"gRPC", ""}
 
 
+NO_MODEL = "has no model 'nope' that is ready; ready there: "
+# Mistakes of other users or options that the same lines of code find.
+LIKE_OTHERS = [
+    (["--grpc-url", "127.0.0.1:1"], "--grpc-url: nobody answers at 127.0.0.1:1"),
+    (["--openai-url", "127.0.0.1:1"], "--openai-url: nobody answers at http://127.0.0.1:1"),
+    (["--model", "nope", "HttpUser"], NO_MODEL),
+    (["--model", "nope", "OpenAIUser"], NO_MODEL),
+    (["--tags", "nope"], "the tags are grpc, http, openai"),
+    (["--input-len", "9999"], "request 1 does not fit"),
+]
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--grpc-url", "127.0.0.1:1"], "--grpc-url: nobody answers at 127.0.0.1:1"),
         (["--http-url", "127.0.0.1:1"], "--http-url: nobody answers at http://127.0.0.1:1"),
-        (["--openai-url", "127.0.0.1:1"], "--openai-url: nobody answers at http://127.0.0.1:1"),
-        (["--model", "nope", "GrpcUser"], "has no model 'nope' that is ready; ready there: "),
-        (["--model", "nope", "HttpUser"], "has no model 'nope' that is ready; ready there: "),
-        (["--model", "nope", "OpenAIUser"], "has no model 'nope' that is ready; ready there: "),
-        (["--tags", "nope"], "the tags are grpc, http, openai"),
+        (["--model", "nope", "GrpcUser"], NO_MODEL),
         (["--floor", "3"], "option floor must be a number from 0 up to 1, got 3"),
-        (["--input-len", "9999"], "request 1 does not fit"),
         (["--dataset-name", "trace", "--dataset-path", "BAD"], "BAD:2: needs a JSON object"),
+        *(pytest.param(*case, marks=pytest.mark.thorough) for case in LIKE_OTHERS),
     ],
 )
 def test_bad_input_is_one_line(addresses, tmp_path, flags, says):
