@@ -130,6 +130,7 @@ def test_counts_what_the_server_counts_over_all_protocols(server, addresses, tmp
     assert "TTFT (us)" in report.read_text()
 
 
+@pytest.mark.thorough
 def test_counts_as_exactly_on_two_workers(server, addresses, tmp_path):
     counted, port = Counted(server), free_port()
     with workers(port):
@@ -178,6 +179,7 @@ def test_requests_at_a_rate_wait_for_no_answer(server, addresses):
     assert tokens == counted["generation_tokens_total"] == 120 * num_requests
 
 
+@pytest.mark.thorough
 def test_ramp_ends_when_more_users_bring_no_more(addresses):
     flags = "-u 64 -t 60s --shape ramp --ramp-step 1 --ramp-gain 1"  # which no step can keep up
     done = run(*flags.split(), *SHORT, *addresses)
