@@ -14,13 +14,22 @@ from threading import Event
 
 import pytest
 from adapter_folders import make_adapter
-from callers import QUESTIONS, Crowd, greedy
+from callers import QUESTIONS, Ask, Crowd, ask_all, greedy
 from gateway.gateways import Gateway, running_gateway
 from paged_client import Client
 from paged_client.errors import InvalidRequest
-from servers import LOAD_TIMEOUT_S, MODEL, kill_engine, serve_demo, wait_for, wait_loaded
+from servers import (
+    LOAD_TIMEOUT_S,
+    MODEL,
+    kill_engine,
+    metrics,
+    restarts,
+    serve_demo,
+    wait_for,
+    wait_loaded,
+)
 
-from paged_backend import LLM, LoRARequest, SamplingParams
+from paged_backend import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from paged_backend.launch.server_process import RunningServer
 
 pytestmark = pytest.mark.server
@@ -37,6 +46,7 @@ class World:
     server: RunningServer
     gateway: Gateway
     root: Path
+    fixed: Path
 
     def load(self, name: str, path: str, **fields: object) -> tuple[int, str]:
         body = {"lora_name": name, "lora_path": path, **fields}
@@ -74,12 +84,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         serve_demo(folder, 2, **options) as server,
         running_gateway("--triton", server.grpc_url, "--runtime-lora-keys", str(keys)) as gateway,
     ):
-        yield World(server, gateway, root)
+        yield World(server, gateway, root, folder / "fixed")
 
 
 @pytest.fixture(scope="module")
-def expected(world: World) -> Callable[[str], str]:
-    llm = LLM("demo", enable_lora=True)
+def llm() -> LLM:
+    return LLM("demo", enable_lora=True)
+
+
+@pytest.fixture(scope="module")
+def expected(world: World, llm: LLM) -> Callable[[str], str]:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
     def answer(name: str) -> str:
@@ -125,6 +139,7 @@ def test_an_unload_waits_for_requests_which_survive_an_engine(
     world: World, expected: Callable[[str], str]
 ) -> None:
     assert world.load("b", "b")[0] == 200
+    before = restarts(world.server)
     ask = greedy(0, 1000)
     ask.params["lora_name"] = "b"
     with ThreadPoolExecutor() as pool:
@@ -140,12 +155,53 @@ def test_an_unload_waits_for_requests_which_survive_an_engine(
             assert all(not call.has_ended for call in crowd.calls)
         tokens = [call.token_ids[0] for call in crowd.calls]
         assert unloading.result(60)[0] == 200
-    wait_loaded(world.server, 1)
+    wait_loaded(world.server, before + 1)
     assert tokens[0] == tokens[1]
     assert world.load("b", "b")[0] == 200
     kill_engine(world.server)
     assert world.complete("b") == expected("b")  # by the next engine
     assert world.unload("b")[0] == 200
+
+
+def test_streams_of_adapters_and_beams_survive_their_engine(world: World, llm: LLM) -> None:
+    """One adapter is there from the start, and one is loaded."""
+    assert world.load("a", "a")[0] == 200
+    folders = {"a": world.root / "a", "fixed": world.fixed}
+    bases = [greedy(index, 100) for index in range(2)]
+    beams = [
+        Ask(QUESTIONS[2], {"beam_width": 4, "n": 3, "max_tokens": 100}),
+        Ask(QUESTIONS[3], {"beam_width": 2, "max_tokens": 100, "lora_name": "fixed"}),
+    ]
+    asks = [*bases, *(with_adapter(base, name) for base in bases for name in folders), *beams]
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    loras = [LoRARequest(name, 2 + i, str(path)) for i, (name, path) in enumerate(folders.items())]
+    outputs = llm.generate(
+        [ask.prompt for ask in asks[:6]], params, lora_request=[None, None, *loras * 2]
+    )
+    wanted = [[tuple(output.outputs[0].token_ids)] for output in outputs]
+    assert len({answer[0] for answer in wanted}) == 6  # each adapter changes each answer
+    (searched,) = llm.beam_search([QUESTIONS[2]], BeamSearchParams(4, 100))
+    answers = [call.token_ids for call in ask_all(world.server, asks)]
+    assert answers[:6] == wanted
+    found = [seq.tokens[-len(seq.logprobs) :] for seq in searched.sequences[:3]]
+    assert answers[6] == [tuple(token_ids) for token_ids in found]
+    before = restarts(world.server)
+    with Crowd(world.server, asks) as crowd:
+        wait_for(lambda: crowd.have_tokens(10), LOAD_TIMEOUT_S)
+        kill_engine(world.server)
+    assert [call.token_ids for call in crowd.calls] == answers
+    wait_loaded(world.server, before + 1)
+    wait_for(lambda: metrics(world.server)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S)
+    with Client(world.server.grpc_url, MODEL) as client:
+        with pytest.raises(InvalidRequest, match=r"LoRA c is not supported.*\['fixed', 'a'\]"):
+            client.generate("Hello", lora_name="c")
+        with pytest.raises(InvalidRequest, match="beam_width"):
+            client.generate("Hello", beam_width=9)
+    assert world.unload("a")[0] == 200
+
+
+def with_adapter(ask: Ask, name: str) -> Ask:
+    return Ask(ask.prompt, {**ask.params, "lora_name": name})
 
 
 def test_an_unload_under_load_gives_full_answers_or_clear_errors(

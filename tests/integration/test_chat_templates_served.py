@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from demo_server import MODEL, Server
+from effort import ALL
 from paged_client import Client, InvalidRequest
 from pipelines import OWN, write_part_of_pipeline
 from tool_models import LOOKUP, TEMPLATE
@@ -31,11 +32,14 @@ QUESTION = "What does len do?"
 
 @pytest.fixture(scope="module")
 def template_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Models with templates by name; one without a default; one with a template of an option."""
+    """A model with templates by name, and one with a template of an option.
+
+    With everything that can be tried, one without a default, too.
+    """
     folder = tmp_path_factory.mktemp("models")
     repository = tmp_path_factory.mktemp("repository")
     named = [{"name": "default", "template": PARTS}, {"name": "tool_use", "template": TEMPLATE}]
-    for name, templates in ((MODEL, named), (NO_DEFAULT, named[1:])):
+    for name, templates in ((MODEL, named), (NO_DEFAULT, named[1:]))[: 2 if ALL else 1]:
         shutil.copytree(MODEL_DIR, folder / name)
         file = folder / name / "tokenizer_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": templates}))
@@ -81,6 +85,7 @@ def test_a_template_for_tools(template_server: Server) -> None:
     assert answer.tool_calls[0].name == "lookup"
 
 
+@pytest.mark.thorough
 def test_without_a_default_only_requests_with_tools_are_rendered(template_server: Server) -> None:
     messages = [{"role": "user", "content": QUESTION}]
     assert "lookup" in prompt(template_server, NO_DEFAULT, messages, tools=[LOOKUP])

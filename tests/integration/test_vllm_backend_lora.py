@@ -10,8 +10,10 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from effort import ALL
 from faults.adapter_folders import make_adapter
 from test_vllm_backend import QUESTION, Answer, Server, add_model, serving
 
@@ -24,6 +26,12 @@ SAMPLING = {"temperature": "0", "max_tokens": "24", "ignore_eos": "true"}
 DISABLED = "LoRA feature is not enabled."
 UNKNOWN = "LoRA bactrian is not supported, we currently support ['doll', 'sheep']"
 SWITCHES = {"bool": True, "text": "true", "off": False, "off_text": "false"}
+FEW = ("text", "off_text")  # our own tests of adapters have the option as a truth value
+
+
+def switches(*names: str) -> list[Any]:
+    """Names of models; those beside a few are left out, unless everything is tried."""
+    return [n if n in FEW else pytest.param(n, marks=pytest.mark.thorough) for n in names]
 
 
 def names_beside(model_json: Path, modules: dict[str, str]) -> None:
@@ -56,12 +64,14 @@ def expected(modules: dict[str, str]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory, modules: dict[str, str]) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("vllm_lora")
-    for name, switch in SWITCHES.items():
+    for name in SWITCHES if ALL else FEW:
+        switch = SWITCHES[name]
         options = {"model": "demo", "enable_lora": switch}
         if switch in (True, "true"):
             options |= {"max_lora_rank": 8, "max_loras": 2, "cpu_threads": 1}
         names_beside(add_model(root / "models", name, options), modules)
-    add_model(root / "models", "left_out", {"model": "demo"})
+    if ALL:
+        add_model(root / "models", "left_out", {"model": "demo"})
     flags = ("--model-control-mode=explicit", "--load-model=*")
     with serving(root / "models", root / "server.log", *flags) as running:
         yield running
@@ -80,7 +90,7 @@ def ask(vllm: Server, model: str, adapter: str) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize("model", ["bool", "text"])
+@pytest.mark.parametrize("model", switches("bool", "text"))
 def test_requests_get_the_answers_of_their_adapters(
     vllm: Server, model: str, expected: dict[str, str]
 ) -> None:
@@ -93,7 +103,7 @@ def test_requests_get_the_answers_of_their_adapters(
         assert list(answers) == [expected[adapter] for adapter in adapters]
 
 
-@pytest.mark.parametrize("model", ["bool", "text"])
+@pytest.mark.parametrize("model", switches("bool", "text"))
 def test_a_name_without_an_adapter_is_refused(
     vllm: Server, model: str, expected: dict[str, str]
 ) -> None:
@@ -102,7 +112,7 @@ def test_a_name_without_an_adapter_is_refused(
     assert ask(vllm, model, "doll").text == expected["doll"]
 
 
-@pytest.mark.parametrize("model", ["off", "off_text", "left_out"])
+@pytest.mark.parametrize("model", switches("off", "off_text", "left_out"))
 def test_without_the_option_every_name_is_refused(
     vllm: Server, model: str, expected: dict[str, str]
 ) -> None:

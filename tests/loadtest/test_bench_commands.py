@@ -191,7 +191,9 @@ def test_a_sweep_ends_where_two_levels_gain_too_little(targets, tmp_path):
     assert [False, False] not in [found[at : at + 2] for at in range(len(found) - 2)]
 
 
-@pytest.mark.parametrize("backend", ["triton", "openai-chat"])
+@pytest.mark.parametrize(
+    "backend", ["triton", pytest.param("openai-chat", marks=pytest.mark.thorough)]
+)
 def test_prefix_hits_are_those_asked_for(targets, backend, tmp_path, capsys):
     flags = ["--num-prompts", "6", "--output-len", "4", "--prompt-len", "256"]
     flags += ["--hit-rates", "0,50,100", "--tokenizer", "demo"]

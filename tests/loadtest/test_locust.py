@@ -130,6 +130,7 @@ def test_counts_what_the_server_counts_over_all_protocols(server, addresses, tmp
     assert "TTFT (us)" in report.read_text()
 
 
+@pytest.mark.thorough
 def test_counts_as_exactly_on_two_workers(server, addresses, tmp_path):
     counted, port = Counted(server), free_port()
     with workers(port):
@@ -178,6 +179,7 @@ def test_requests_at_a_rate_wait_for_no_answer(server, addresses):
     assert tokens == counted["generation_tokens_total"] == 120 * num_requests
 
 
+@pytest.mark.thorough
 def test_ramp_ends_when_more_users_bring_no_more(addresses):
     flags = "-u 64 -t 60s --shape ramp --ramp-step 1 --ramp-gain 1"  # which no step can keep up
     done = run(*flags.split(), *SHORT, *addresses)
@@ -230,19 +232,26 @@ def test_tags_and_classes_choose_protocols(addresses, tmp_path):
     assert {kind for kind, _ in rows(tmp_path / "classes")} == {"gRPC", ""}
 
 
+NO_MODEL = "has no model 'nope' that is ready; ready there: "
+# Mistakes of other users or options that the same lines of code find.
+LIKE_OTHERS = [
+    (["--grpc-url", "127.0.0.1:1"], "--grpc-url: nobody answers at 127.0.0.1:1"),
+    (["--openai-url", "127.0.0.1:1"], "--openai-url: nobody answers at http://127.0.0.1:1"),
+    (["--model", "nope", "HttpUser"], NO_MODEL),
+    (["--model", "nope", "OpenAIUser"], NO_MODEL),
+    (["--tags", "nope"], "the tags are grpc, http, openai"),
+    (["--input-len", "9999"], "request 1 does not fit"),
+]
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--grpc-url", "127.0.0.1:1"], "--grpc-url: nobody answers at 127.0.0.1:1"),
         (["--http-url", "127.0.0.1:1"], "--http-url: nobody answers at http://127.0.0.1:1"),
-        (["--openai-url", "127.0.0.1:1"], "--openai-url: nobody answers at http://127.0.0.1:1"),
-        (["--model", "nope", "GrpcUser"], "has no model 'nope' that is ready; ready there: "),
-        (["--model", "nope", "HttpUser"], "has no model 'nope' that is ready; ready there: "),
-        (["--model", "nope", "OpenAIUser"], "has no model 'nope' that is ready; ready there: "),
-        (["--tags", "nope"], "the tags are grpc, http, openai"),
+        (["--model", "nope", "GrpcUser"], NO_MODEL),
         (["--floor", "3"], "option floor must be a number from 0 up to 1, got 3"),
-        (["--input-len", "9999"], "request 1 does not fit"),
         (["--dataset-name", "trace", "--dataset-path", "BAD"], "BAD:2: needs a JSON object"),
+        *(pytest.param(*case, marks=pytest.mark.thorough) for case in LIKE_OTHERS),
     ],
 )
 def test_bad_input_is_one_line(addresses, tmp_path, flags, says):
