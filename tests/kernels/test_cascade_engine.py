@@ -7,7 +7,7 @@ import torch
 from oracle import Oracle, Work, make_engine, run, tokens_of
 
 from paged_backend.engine.engine import Engine
-from paged_backend.platforms.gpu import attention, model_runner, shared_prefix
+from paged_backend.platforms.gpu import attention, idle_batches, model_runner, shared_prefix
 
 PREFIX = [(7 * i + 3) % 190 + 3 for i in range(17)]
 
@@ -17,7 +17,7 @@ def cascades(monkeypatch) -> list[int]:
     """The numbers of shared blocks of the cascades; two sequences and two blocks are worth one."""
     monkeypatch.setattr(shared_prefix, "MIN_SAVED_OF_GRAPH", 0)
     monkeypatch.setattr(shared_prefix, "MIN_SEQS", 2)
-    monkeypatch.setattr(model_runner, "MIN_SEQS", 2)
+    monkeypatch.setattr(idle_batches, "MIN_SEQS", 2)
     monkeypatch.setattr(shared_prefix, "MIN_TOKENS", 16)
     plan, noted = attention.plan_cascade, []
 

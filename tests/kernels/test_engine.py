@@ -18,6 +18,7 @@ from paged_backend.platforms.gpu import model_runner, step_inputs
 from paged_backend.platforms.gpu.batch import Staging
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 from paged_backend.values.windows import Chunks, Window
@@ -454,9 +455,10 @@ def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
 def test_only_steps_whose_logits_a_request_changes_are_sampled_again(oracle, monkeypatch):
     """The others are sampled by their graph, also if they return logprobs."""
     engine = engine_for(oracle, async_scheduling=True)
-    again, sampler = [], engine.executor.model_runner._sampler
-    change = sampler.change_and_sample
-    monkeypatch.setattr(sampler, "change_and_sample", lambda *args: again.append(change(*args)))
+    again, change = [], DeviceSampler.change_and_sample
+    monkeypatch.setattr(
+        DeviceSampler, "change_and_sample", lambda *args: again.append(change(*args))
+    )
 
     def steps_again(**options: object) -> int:
         again.clear()

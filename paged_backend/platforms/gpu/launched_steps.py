@@ -1,0 +1,84 @@
+"""The steps of a model runner that a device may still compute, and their outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_backend.core.scheduled_batch import ScheduledBatch
+from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput, TokenMasks
+from paged_backend.platforms.drafts import keep_accepted
+from paged_backend.platforms.gpu.cuda_graphs import StepShape
+from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
+from paged_backend.platforms.gpu.step_sampler import StepSampler
+from paged_backend.platforms.gpu.transfer import Arrival
+from paged_backend.platforms.input_batch import InputBatch
+from paged_backend.platforms.pooling import pooled_bytes
+from paged_backend.sampling.logprobs import split_by_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightOutput:
+    """The output of a step that the device may still compute or copy to the host.
+
+    `tokens` has one token for each sample of `batch`, then padding.
+    """
+
+    tokens: Arrival
+    scheduled_batch: ScheduledBatch
+    batch: InputBatch
+    places: list[int]  # indices of the samples with logprobs
+    logprobs: DeviceLogprobs | None
+    prompt_logprobs: list[DeviceLogprobs]
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the device."""
+        tokens = self.tokens.wait()[: len(self.batch.sample_positions)]
+        logprobs = [] if self.logprobs is None else self.logprobs.wait()
+        by_place = dict(zip(self.places, logprobs, strict=True))
+        of_prompts = [row for part in self.prompt_logprobs for row in part.wait()]
+        return ModelRunnerOutput(
+            *keep_accepted(self.scheduled_batch, tokens, by_place),
+            split_by_prompt(self.batch.prompts, of_prompts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedGpuStep(LaunchedStep):
+    """A step with a forward pass that is on its way; see LaunchedStep."""
+
+    sampler: StepSampler
+    scheduled_batch: ScheduledBatch
+    batch: InputBatch
+    shape: StepShape
+    prompt_logprobs: list[DeviceLogprobs]
+
+    def sample(self, masks: TokenMasks | None = None) -> InFlightOutput:
+        """Launch the rest of the sampling of the step."""
+        batch = self.batch
+        tokens, places, logprobs = self.sampler.finish(batch, self.shape, masks)
+        return InFlightOutput(
+            tokens, self.scheduled_batch, batch, places, logprobs, self.prompt_logprobs
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightEmbeddings:
+    """The embeddings of a step that the device may still compute; see PendingOutput."""
+
+    pooled: Arrival | None  # None if no prompt ends in the step
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the device."""
+        rows = [] if self.pooled is None else pooled_bytes(self.pooled.wait_for_array())
+        return ModelRunnerOutput([], pooled=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedEmbeddings(LaunchedStep):
+    """A step of a model that makes embeddings; see LaunchedStep."""
+
+    pooled: Arrival | None
+
+    def sample(self, masks: TokenMasks | None = None) -> InFlightEmbeddings:
+        """Return the embeddings to wait for; there is nothing to sample."""
+        return InFlightEmbeddings(self.pooled)

@@ -1,0 +1,164 @@
+"""Samples the steps of a model runner, and keeps the results of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from paged_kernels.token_masks import apply_token_masks
+from torch import Tensor
+
+from paged_backend.core.scheduled_batch import SampleSpec, ScheduledSequence
+from paged_backend.core.scheduler_output import TokenMasks
+from paged_backend.models.base import OutputConfig
+from paged_backend.platforms.gpu.cuda_graphs import StepShape
+from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
+from paged_backend.platforms.gpu.sampler import DeviceSampler
+from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs, max_num_samples
+from paged_backend.platforms.gpu.transfer import Arrival, Transfer
+from paged_backend.platforms.input_batch import InputBatch
+from paged_backend.sampling.logprobs import places_with_logprobs, specs_of_samples
+from paged_backend.values.options.scheduling import StepLimits
+
+
+class StepSampler:
+    """Owns the sampler state of a device, and the logits and tokens of the last step.
+
+    `sample` is a part of what a graph captures; `finish` follows it for each step.
+
+    Args:
+        config: the facts about the model's output.
+        limits: the limits of a step.
+        dtype: the dtype of logits.
+        inputs: the inputs of the steps, which say what to sample.
+        transfer: the way to the device.
+    """
+
+    def __init__(
+        self,
+        config: OutputConfig,
+        limits: StepLimits,
+        dtype: torch.dtype,
+        inputs: DeviceInputs,
+        transfer: Transfer,
+    ) -> None:
+        self._inputs = inputs
+        self._transfer = transfer
+        self._vocab_size = config.vocab_size
+        self._sampled: set[int] = set()  # seq_ids of sequences with parameters on the device
+        self._penalized: set[int] = set()  # the part of them with penalties or `min_tokens`
+        self._sampler = DeviceSampler(
+            limits.max_num_seqs + 1, config.vocab_size, frozenset(config.eos_token_ids), transfer
+        )
+        # Results of the last step, at the same addresses for all graphs.
+        num_samples = max_num_samples(limits) if config.has_output_layer else 0
+        device = transfer.device
+        self._logits = torch.empty(num_samples, config.vocab_size, dtype=dtype, device=device)
+        self._tokens = torch.empty(num_samples, dtype=torch.int32, device=device)
+        self._input_ids = torch.empty(inputs.max_num_tokens, dtype=torch.int64, device=device)
+
+    def admit(self, inputs: StepInputs, items: Iterable[ScheduledSequence]) -> None:
+        """Send the parameters of a step's sequences that are new.
+
+        Args:
+            inputs: the step.
+            items: its sequences but the continued decodes.
+        """
+        self._forget_counts(items)
+        new: dict[int, tuple[int, SampleSpec]] = {}
+        for row, spec in zip(inputs.new_sample_rows, inputs.batch.scheduled_samples, strict=True):
+            if spec.seq_id not in self._sampled:
+                new.setdefault(spec.seq_id, (row, spec))  # the first one has no draft before it
+        specs = [spec for _, spec in new.values()]
+        self._sampler.admit([row for row, _ in new.values()], specs)
+        self._sampled.update(spec.seq_id for spec in specs)
+        self._penalized.update(
+            spec.seq_id for spec in specs if spec.params.penalized or spec.params.min_tokens
+        )
+
+    def release(self, seq_ids: Iterable[int]) -> None:
+        """Forget sequences."""
+        self._sampled.difference_update(seq_ids)
+        self._penalized.difference_update(seq_ids)
+
+    def input_ids(self, shape: StepShape) -> Tensor:
+        """Return the input tokens of a step, [num_tokens] int64.
+
+        What the last step has sampled takes the place of placeholders.
+        """
+        sent = self._inputs.buffers(shape).part("input_ids", shape.num_tokens)
+        input_ids = self._input_ids[: shape.num_tokens]
+        last_tokens = self._sampler.last_tokens.index_select(0, (-1 - sent).clamp_(min=0))
+        return torch.where(sent < 0, last_tokens, sent, out=input_ids)
+
+    def sample(self, logits: Tensor, shape: StepShape) -> None:
+        """Sample from the logits of a step [num_samples, vocab_size], which no request changes."""
+        kept, tokens = self._results(shape)
+        kept.copy_(logits)
+        self._sampler.sample(kept, self._inputs.sample_rows(shape), tokens)
+
+    @torch.inference_mode()
+    def finish(
+        self, batch: InputBatch, shape: StepShape, masks: TokenMasks | None
+    ) -> tuple[Arrival, list[int], DeviceLogprobs | None]:
+        """Launch the rest of the sampling of the step that was launched last.
+
+        If a request changes its logits, the step is sampled again from the changed ones.
+
+        Returns:
+            The tokens, the places of those with logprobs, and their logprobs.
+        """
+        logits, tokens = self._results(shape)
+        # Continued decodes have neither logprobs nor changes of single tokens' logits.
+        new, num_continued = batch.scheduled_samples, len(batch.continued)
+        places = [num_continued + place for place in places_with_logprobs(new)]
+        adjusted = batch.samples if any(spec.params.adjusts_tokens for spec in new) else []
+        index = self._transfer.send(np.array(places, np.int64)) if places else None
+        untouched = None if index is None else logits.index_select(0, index)
+        if masks is not None or adjusted or self._penalized:
+            self._change_and_sample(shape, masks, adjusted)
+        arrival = self._transfer.receive(tokens)
+        if index is None or untouched is None:
+            return arrival, [], None
+        specs = specs_of_samples([new[place - num_continued] for place in places])
+        chosen = tokens.index_select(0, index)
+        return arrival, places, DeviceLogprobs(untouched, chosen, specs, self._transfer)
+
+    def _results(self, shape: StepShape) -> tuple[Tensor, Tensor]:
+        """Return the logits and the tokens of a step."""
+        return self._logits[: shape.num_samples], self._tokens[: shape.num_samples]
+
+    def _forget_counts(self, items: Iterable[ScheduledSequence]) -> None:
+        """Let the tokens of sequences be counted anew that a grammar has forced tokens upon.
+
+        The device counts what it samples. A slice with known tokens after its first one has tokens
+        that the device has not sampled.
+        """
+        if self._penalized:
+            for item in items:
+                if len(item.token_ids) - item.num_draft_tokens > 1:
+                    self._sampled.discard(item.seq_id)
+
+    def _change_and_sample(
+        self, shape: StepShape, masks: TokenMasks | None, adjusted: list[SampleSpec]
+    ) -> None:
+        """Sample the last step again, from logits as the requests change them."""
+        kept, tokens = self._results(shape)
+        logits = kept.float()
+        if masks is not None:
+            self._apply_masks(logits, masks)
+        indices = self._inputs.buffers(shape).part("logits_indices", shape.num_samples)
+        self._sampler.change_and_sample(
+            logits,
+            adjusted,
+            self._input_ids.index_select(0, indices),
+            self._inputs.sample_rows(shape),
+            tokens,
+        )
+
+    def _apply_masks(self, logits: Tensor, masks: TokenMasks) -> None:
+        rows = np.array(masks.indices, np.int32)
+        num_words = -(-self._vocab_size // 32)
+        words = np.frombuffer(masks.bits, "<i4").reshape(len(rows), -1)[:, :num_words].copy()
+        apply_token_masks(logits, self._transfer.send(rows), self._transfer.send(words))
