@@ -111,9 +111,14 @@ class BroughtAdapters:
         try:
             _write(folder, adapter)
             self._changes.bring(adapter.name, str(folder), brought, _Waiting(go_on, fail))
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise
+            is_late = isinstance(error, InvalidRequest) and self._names.was_brought(
+                adapter.name, brought.digest
+            )
+            if not is_late:
+                raise
+            go_on()  # another request has brought it meanwhile
 
 
 @dataclass(frozen=True, slots=True)
