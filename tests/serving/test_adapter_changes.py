@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from paged_backend.process import adapter_names, wire
 from paged_backend.process.adapter_names import AdapterNames
@@ -282,7 +283,8 @@ def test_a_brought_adapter_is_loaded_once(world: World) -> None:
     assert first.answer == second.answer == "done"
     lora = world.names.find("7")
     assert world.folders() == {lora.lora_path} and len(world.changes) == 0
-    assert np.load(Path(lora.lora_path) / "lora_weights.npy").tolist() == [[1] * 30]
+    arrays = load_file(Path(lora.lora_path) / "packed_adapter.safetensors")
+    assert arrays["lora_weights"].tolist() == [[1] * 30]
     assert "7" not in world.names.known  # no list shows it
     num_sent = len(world.link.sent)
     assert world.bring("7").answer == "done" and len(world.link.sent) == num_sent
