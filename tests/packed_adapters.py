@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 KINDS = {
@@ -38,6 +39,6 @@ def pack(folder: Path, dtype: Any = np.float16) -> tuple[NDArray[Any], NDArray[n
 def write_packed(folder: Path, weights: NDArray[Any], config: NDArray[np.int32]) -> Path:
     """Write these arrays as the front end does; returns the folder."""
     folder.mkdir()
-    np.save(folder / "lora_weights.npy", weights)
-    np.save(folder / "lora_config.npy", config)
+    arrays = {"lora_weights": np.ascontiguousarray(weights), "lora_config": config}
+    save_file(arrays, folder / "packed_adapter.safetensors")
     return folder

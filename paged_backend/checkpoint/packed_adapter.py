@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.peft import Adapter, LowRank, ModuleSizes
+from paged_backend.checkpoint.safetensors_files import open_tensors
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.lora import PACKED_CONFIG as CONFIG
+from paged_backend.values.lora import PACKED_FILE as FILE
 from paged_backend.values.lora import PACKED_WEIGHTS as WEIGHTS
 
 # The kinds of modules by their numbers, with the last parts of the names that the modules have in
@@ -57,7 +58,7 @@ class _Row(NamedTuple):
 
 def is_packed(folder: Path) -> bool:
     """Return True if a folder has an adapter in the packed form."""
-    return (folder / f"{CONFIG}.npy").exists()
+    return (folder / FILE).exists()
 
 
 def read_packed(
@@ -69,8 +70,8 @@ def read_packed(
     """Read an adapter, and check it against the model.
 
     Args:
-        folder: has the arrays in two files: `WEIGHTS` [modules, longest row] in float16, and
-            `CONFIG` [modules, 3] in int32.
+        folder: has the arrays in a file: `WEIGHTS` [modules, longest row] in float16, and `CONFIG`
+            [modules, 3] in int32.
         sizes: the sizes of all modules here that can have adapters, by their names.
         max_rank: the largest rank.
         is_elsewhere: whether another stage has the module of a name. That stage checks its weights.
@@ -78,7 +79,8 @@ def read_packed(
     Raises:
         ConfigError: the adapter does not fit; the message names the tensor and the row.
     """
-    weights, config = (np.load(folder / f"{name}.npy") for name in (WEIGHTS, CONFIG))
+    with open_tensors(folder / FILE) as tensors:
+        weights, config = tensors.get_tensor(WEIGHTS), tensors.get_tensor(CONFIG)
     places = _places_of(sizes)
     modules: dict[str, LowRank] = {}
     for number, values in enumerate(config.tolist()):
@@ -96,12 +98,12 @@ def read_packed(
         for name in names:
             if name in modules:
                 raise row.error(CONFIG, f"is the second one for {name}")
-        parts = _read_row(row, torch.from_numpy(weights[number]), [sizes[name] for name in names])
+        parts = _read_row(row, weights[number], [sizes[name] for name in names])
         modules.update(zip(names, parts, strict=True))
     digest = hashlib.sha256()  # the same in all stages
-    for array in (config, weights):
-        digest.update(f"{array.dtype} {array.shape} ".encode())
-        digest.update(array.tobytes())
+    for tensor in (config, weights):
+        digest.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+        digest.update(tensor.numpy().tobytes())
     return Adapter(digest.hexdigest(), modules)
 
 

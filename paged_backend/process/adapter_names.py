@@ -22,7 +22,8 @@ from paged_backend.values.lora import LoRARequest, numbered, unsupported
 FILE = "adapters.json"
 BROUGHT = "adapters"
 """The folder with the adapters that requests have brought."""
-MAX_RUNTIME_ADAPTERS = 4096
+MAX_RUNTIME_ADAPTERS, MAX_BROUGHT = 4096, 1024
+"""Adapters that were loaded from folders, and those that requests have brought."""
 
 
 class Brought(msgspec.Struct, frozen=True):
@@ -78,15 +79,24 @@ class AdapterNames:
             raise InvalidRequest.verbatim("lora_name", unsupported(name, self.known))
         return lora
 
-    def prepare(self, name: str, path: str, *, in_place: bool) -> LoRARequest:
+    def prepare(
+        self, name: str, path: str, *, in_place: bool, is_brought: bool = False
+    ) -> LoRARequest:
         """Return an adapter with a new number, which `add` can add once engines have checked it.
+
+        Args:
+            name: the name by which requests will know it.
+            path: its folder.
+            in_place: whether it may replace another one.
+            is_brought: whether a request has brought it; others make room for it.
 
         Raises:
             InvalidRequest: there is no place for it, or the name cannot be used.
         """
         with self._changing() as loaded:
             self._check_free(loaded, name, in_place=in_place)
-            if len(loaded.adapters) >= MAX_RUNTIME_ADAPTERS:
+            num_loaded = len(loaded.adapters) - len(loaded.brought)
+            if num_loaded >= MAX_RUNTIME_ADAPTERS and not is_brought:
                 raise InvalidRequest(
                     "lora_name", f"cannot be added: {MAX_RUNTIME_ADAPTERS} adapters are loaded"
                 )
@@ -132,13 +142,17 @@ class AdapterNames:
         return found is not None
 
     def take_oldest(self, max_bytes: int) -> list[LoRARequest]:
-        """Remove and return the oldest of the brought adapters, until the others have few bytes."""
+        """Remove and return the oldest of the brought adapters, until the others are few enough.
+
+        Args:
+            max_bytes: limit of their bytes. Their number is limited by `MAX_BROUGHT`.
+        """
         with self._changing() as loaded:
             adapters, brought = dict(loaded.adapters), dict(loaded.brought)
             num_bytes = sum(found.num_bytes for found in brought.values())
             taken: list[LoRARequest] = []
             for name, found in loaded.brought.items():
-                if num_bytes > max_bytes:
+                if num_bytes > max_bytes or len(brought) > MAX_BROUGHT:
                     taken.append(adapters.pop(name))
                     del brought[name]
                     num_bytes -= found.num_bytes

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 MAX_NAME_LENGTH = 256  # characters
 PACKED_WEIGHTS, PACKED_CONFIG = "lora_weights", "lora_config"
-"""The arrays of an adapter that a request brings: its tensors, and files with ``.npy`` added."""
+"""The arrays of an adapter that a request brings."""
+PACKED_FILE = "packed_adapter.safetensors"
+"""The file of these arrays, in the folder of such an adapter."""
 
 
 @dataclass(frozen=True, slots=True)

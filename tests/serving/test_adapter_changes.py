@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from paged_backend.process import adapter_names, wire
 from paged_backend.process.adapter_names import AdapterNames
-from paged_backend.serving.requests import adapter_changes
+from paged_backend.serving.requests import adapter_changes, brought_adapters
 from paged_backend.serving.requests.adapter_changes import AdapterChanges
 from paged_backend.serving.requests.brought_adapters import BroughtAdapter, BroughtAdapters
 from paged_backend.values.errors import EngineDead, InvalidRequest, RequestRefused
@@ -282,7 +283,8 @@ def test_a_brought_adapter_is_loaded_once(world: World) -> None:
     assert first.answer == second.answer == "done"
     lora = world.names.find("7")
     assert world.folders() == {lora.lora_path} and len(world.changes) == 0
-    assert np.load(Path(lora.lora_path) / "lora_weights.npy").tolist() == [[1] * 30]
+    arrays = load_file(Path(lora.lora_path) / "packed_adapter.safetensors")
+    assert arrays["lora_weights"].tolist() == [[1] * 30]
     assert "7" not in world.names.known  # no list shows it
     num_sent = len(world.link.sent)
     assert world.bring("7").answer == "done" and len(world.link.sent) == num_sent
@@ -320,6 +322,39 @@ def test_the_oldest_brought_adapter_makes_room(world: World, tmp_path: Path) -> 
     assert world.unload("2").answer is None
     world.confirm_all()
     assert world.folders() == {world.names.find("3").lora_path}
+
+
+def test_the_number_of_brought_adapters_is_limited(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_names, "MAX_BROUGHT", 2)
+    monkeypatch.setattr(adapter_names, "MAX_RUNTIME_ADAPTERS", 1)
+    world.load()
+    for name in ("1", "2", "3"):
+        world.bring(name, size=1)
+        world.confirm_all()
+    with pytest.raises(InvalidRequest, match="LoRA 1 is not supported"):
+        world.names.find("1")
+    for name in ("2", "3", "a"):
+        world.names.find(name)
+    with pytest.raises(InvalidRequest, match="1 adapters are loaded"):
+        world.load("b")
+
+
+def test_an_adapter_that_another_request_has_brought_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = brought_adapters._write
+
+    def write_late(folder: Path, adapter: BroughtAdapter) -> None:
+        write(folder, adapter)
+        monkeypatch.undo()
+        world.bring("7")
+        world.confirm_all()
+
+    monkeypatch.setattr(brought_adapters, "_write", write_late)
+    assert world.bring("7").answer == "done"
+    assert world.folders() == {world.names.find("7").lora_path}
 
 
 def test_a_brought_adapter_that_does_not_fit_leaves_nothing(world: World) -> None:

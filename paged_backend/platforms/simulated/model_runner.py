@@ -41,7 +41,7 @@ class SimulatedDevice:
     def __init__(self) -> None:
         self.step_s = self.idle_s = self.host_s = self.busy_s = 0.0
         self._free_s: float | None = None  # the end of the last step, on the monotonic clock
-        self._processor_s = 0.0  # of the thread, when it launched a step or got tokens last
+        self._processor_s = 0.0  # the thread's, when it launched a step or got tokens last
 
     def launch(self) -> float:
         """Start a step after those before it; returns the moment of its end."""

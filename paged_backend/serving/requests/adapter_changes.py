@@ -121,7 +121,7 @@ class AdapterChanges:
             RequestRefused: too many changes are open.
         """
         self._check_room()
-        lora = self._names.prepare(name, path, in_place=False)
+        lora = self._names.prepare(name, path, in_place=False, is_brought=True)
         message = wire.LoadAdapter(uuid.uuid4().hex, lora)
         self._begin(_Change(message, sender, brought=brought))
 

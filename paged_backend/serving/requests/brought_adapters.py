@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from paged_backend.process.adapter_names import AdapterNames, Brought
 from paged_backend.serving.contract import Array
 from paged_backend.serving.requests.adapter_changes import AdapterChanges
 from paged_backend.values.errors import InvalidRequest, RequestRefused
-from paged_backend.values.lora import PACKED_CONFIG, PACKED_WEIGHTS
+from paged_backend.values.lora import PACKED_CONFIG, PACKED_FILE, PACKED_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,9 +112,14 @@ class BroughtAdapters:
         try:
             _write(folder, adapter)
             self._changes.bring(adapter.name, str(folder), brought, _Waiting(go_on, fail))
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise
+            is_late = isinstance(error, InvalidRequest) and self._names.was_brought(
+                adapter.name, brought.digest
+            )
+            if not is_late:
+                raise
+            go_on()  # another request has brought it meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,5 +148,8 @@ def _digest(adapter: BroughtAdapter) -> str:
 
 def _write(folder: Path, adapter: BroughtAdapter) -> None:
     folder.mkdir(parents=True, mode=0o700)
-    for name, array in ((PACKED_WEIGHTS, adapter.weights), (PACKED_CONFIG, adapter.config)):
-        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+    arrays = {PACKED_WEIGHTS: adapter.weights, PACKED_CONFIG: adapter.config}
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+        folder / PACKED_FILE,
+    )
