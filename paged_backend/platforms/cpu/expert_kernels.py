@@ -74,12 +74,12 @@ class Groups:
             torch.empty(num_experts, 3, dtype=torch.int64),
             torch.empty(3, dtype=torch.int64),
         )
-        may_have_many = many is not None and num_rows >= many
+        limit = num_rows + 1 if many is None else many  # an expert has at most a pair of each row
         _sort_pairs()(
-            *(expert_ids.data_ptr(), len(pairs), num_experts, many if may_have_many else 2**62),
+            *(expert_ids.data_ptr(), len(pairs), num_experts, limit),
             *(pairs.data_ptr(), bounds.data_ptr(), counts.data_ptr()),
         )
-        return cls(pairs, top_k, bounds, counts, may_have_many)
+        return cls(pairs, top_k, bounds, counts, may_have_many=num_rows >= limit)
 
     def take_rows(self, x: Tensor) -> Tensor:
         """Return the row of each pair [num_pairs, size] of `x` [rows, size] float32, contiguous."""
