@@ -20,9 +20,11 @@ if not INTERPRETED and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
 
 if INTERPRETED:
+    from bounds import check_bounds
     from interpreter import repair
 
     repair()
+    check_bounds()
 
 
 @pytest.fixture
