@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -492,7 +493,25 @@ def test_a_check_shows_each_step_and_ends_with_the_release(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == steps
     beginning = f"{release} compiles all 1 configurations of the kernels: 3 binaries for sm_80, "
     assert summary.startswith(beginning)
-    assert summary.endswith(" s. 0 of them spill registers.\n")
+    assert summary.endswith(" s. None of them spills registers.\n")
+
+
+@pytest.mark.parametrize("compile_all", [aot.check, aot.table])
+def test_no_release_may_spill(compile_all, monkeypatch):
+    """All cases are compiled first, so that one run tells of all spills."""
+    cases = [
+        Case("product", f"{warps} warps", lambda _, warps=warps: product(warps), archs=(90,))
+        for warps in (1, 4, 2)
+    ]
+    monkeypatch.setattr(aot, "CASES", {case.name: case for case in cases})
+    monkeypatch.setattr(aot, "compilers", lambda: ThreadPoolExecutor(1))  # which has these cases
+    with pytest.raises(RuntimeError) as raised:
+        compile_all()
+    release = f"sm_90, with Triton {triton.__version__}"
+    lines = str(raised.value).splitlines()
+    assert [line.partition(" does not fit: ")[0] for line in lines] == [
+        f"product, {warps} warps, {release}" for warps in (1, 2)
+    ]
 
 
 def test_each_supported_release_of_triton_is_compiled_with():

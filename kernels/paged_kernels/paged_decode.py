@@ -234,6 +234,14 @@ def _launch(
     )
 
 
+@triton.jit
+def _places(row, num_queries, kv_head, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Return the query and the head of each row of a tile, and whether they exist."""
+    query = tl.program_id(1) * (ROWS // GROUP) + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    return query, head, (row < ROWS // GROUP * GROUP) & (query < num_queries)
+
+
 @triton.jit(do_not_specialize=["num_seqs", "num_queries", "table_stride"])
 def _split_kernel(
     q_ptr,
@@ -286,9 +294,7 @@ def _split_kernel(
     kv_head = tl.program_id(0) % KV_HEADS
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
-    query = tl.program_id(1) * (ROWS // GROUP) + row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    real = (row < ROWS // GROUP * GROUP) & (query < num_queries)
+    query, head, real = _places(row, num_queries, kv_head, GROUP, ROWS)
     dims = tl.arange(0, DIM_PADDED)
     if split < num_seqs:
         if tl.load(seq_lens_ptr + split) == 0:
@@ -350,6 +356,12 @@ def _split_kernel(
         KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, True,
     )  # fmt: skip
 
+    if sinks_ptr is not None:
+        # As in `paged_prefill`: `begin` is never negative.
+        row += tl.minimum(begin, 0)
+        query, head, real = _places(row, num_queries, kv_head, GROUP, ROWS)
+        token = (seq * num_queries + query).to(tl.int64)
+        kept = real[:, None] & (dims < DIM)[None, :]
     acc = acc / total[:, None]
     if v_scale_ptr is not None:
         acc *= tl.load(v_scale_ptr + kv_head)
@@ -371,9 +383,7 @@ def _split_kernel(
     if not is_last(arrivals_ptr + tile, count):
         return
     row = tl.arange(0, MERGED_ROWS)
-    query = tl.program_id(1) * (ROWS // GROUP) + row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    real = (row < ROWS // GROUP * GROUP) & (query < num_queries)
+    query, head, real = _places(row, num_queries, kv_head, GROUP, ROWS)
     acc, lse = merge_splits(
         partial_ptr, partial_lse_ptr, tl.load(first_ptr + seq), count, num_queries,
         query, head, real, HEADS, DIM, DIM_PADDED, MERGED_SPLITS,

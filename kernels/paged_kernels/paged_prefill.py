@@ -313,6 +313,14 @@ def _ends_kernel(seq_lens_ptr, starts_ptr, ends_ptr, first_seq, num_seqs, QUERIE
     tl.store(ends_ptr + block, tl.where(first_query < num_queries, end, 0))
 
 
+@triton.jit
+def _places(row, first_query, num_queries, kv_head, GROUP: tl.constexpr, QUERIES: tl.constexpr):
+    """Return the query and the head of each row of a tile, and whether they exist."""
+    query = first_query + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    return query, head, (row < QUERIES * GROUP) & (query < num_queries)
+
+
 @triton.jit(do_not_specialize=["first_seq", "num_seqs", "table_stride"])
 def _prefill_kernel(
     q_ptr,
@@ -382,9 +390,7 @@ def _prefill_kernel(
     num_keys = tl.load(seq_lens_ptr + seq)
     context = num_keys - num_queries
     row = tl.arange(0, ROWS)
-    query = first_query + row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    real = (row < QUERIES * GROUP) & (query < num_queries)
+    query, head, real = _places(row, first_query, num_queries, kv_head, GROUP, QUERIES)
     position = context + query
     token = (start + query).to(tl.int64)
     dims = tl.arange(0, DIM_PADDED)
@@ -438,6 +444,15 @@ def _prefill_kernel(
         position, scale, softcap, highest, total, acc,
         KV_HEADS, DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, WINDOW, CHUNKED, TILE, True,
     )  # fmt: skip
+
+    FLOAT32: tl.constexpr = q.dtype == tl.float32 and DIM_PADDED <= 128
+    if splits_ptr is not None and (kv_scales_ptr is not None or FLOAT32):
+        # The compiler does not know that `whole` is never negative. So it computes the places again
+        # after the loops, and they take no registers in the loops, where there are too few of them.
+        row += tl.minimum(whole, 0)
+        query, head, real = _places(row, first_query, num_queries, kv_head, GROUP, QUERIES)
+        token = (start + query).to(tl.int64)
+        kept = real[:, None] & (dims < DIM)[None, :]
 
     some = total > 0.0  # a query may see no key of a split, and padding sees none at all
     total = tl.where(some, total, 1.0)

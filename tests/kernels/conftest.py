@@ -25,6 +25,11 @@ if INTERPRETED:
 
     repair()
     accelerate()
+    from bounds import check_bounds
+    from interpreter import repair
+
+    repair()
+    check_bounds()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import triton
@@ -72,6 +74,59 @@ def test_bfloat16_that_rounds_is_found(
     assert run(exact) == {"add": a + b, "sub": a - b, "mul": a * b}[operation]
     with pytest.raises(InterpreterError, match="before they compute and round"):
         run(rounds)
+
+
+@triton.jit
+def _touch_kernel(x_ptr, first, end, OPERATION: tl.constexpr):
+    """Touch the numbers of `x` from `first` to `first + 3` that lie before `end`."""
+    at = first + tl.arange(0, 4)
+    mask = at < end
+    if OPERATION == "load":
+        tl.load(x_ptr + at, mask=mask)
+    elif OPERATION == "store":
+        tl.store(x_ptr + at, at, mask=mask)
+    elif OPERATION == "add":
+        tl.atomic_add(x_ptr + at, 1, mask=mask)
+    else:
+        tl.atomic_cas(x_ptr + end - 1, 0, 1)
+
+
+@pytest.mark.parametrize("operation", ["load", "store", "add", "swap"])
+def test_an_address_outside_of_the_arguments_is_found(operation: str) -> None:
+    """The neighbors exist, so a device would use them without a word."""
+    numbers = torch.zeros(16, dtype=torch.int32)
+    x = numbers[4:8]
+
+    def touch(first: int, end: int) -> None:
+        _touch_kernel[(1,)](x, first, end, operation)
+
+    touch(0, 4)
+    touch(2, 4)  # with masked addresses beyond the end
+    if operation != "swap":
+        touch(-2, -2)  # all are masked
+    before = numbers.clone()
+    for first, end in ((-1, 0 if operation == "swap" else 3), (1, 5), (2, 6)):
+        with pytest.raises(InterpreterError, match="addresses outside of all arguments"):
+            touch(first, end)
+    assert torch.equal(numbers, before)
+
+
+def test_addresses_of_two_arguments_are_found_together() -> None:
+    numbers = torch.zeros(16, dtype=torch.int32)
+    for second, fits in ((numbers[9:12], True), (numbers[9:11], False)):
+        call = partial(_read_both_kernel[(1,)], numbers[4:8], second)
+        if fits:
+            call()
+        else:
+            with pytest.raises(InterpreterError, match="addresses outside of all arguments: 1"):
+                call()
+
+
+@triton.jit
+def _read_both_kernel(a_ptr, b_ptr):
+    """Read two numbers from each, and the third of the second one."""
+    at = tl.arange(0, 4)
+    tl.load(tl.where(at == 0, a_ptr + at, b_ptr + at - 1))
 
 
 def test_a_block_must_have_a_size_that_a_gpu_takes() -> None:
