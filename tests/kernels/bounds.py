@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
+from triton.runtime import interpreter
+from triton.runtime.interpreter import GridExecutor
 
 
 class Bounds:
@@ -24,16 +25,21 @@ class Bounds:
         """Replace the tensors by those of a launch."""
         self._pieces = [_piece(each) for each in _tensors(arguments) if each.numel()]
 
-    def check(self, pointers: TensorHandle, mask: TensorHandle | None = None) -> None:
-        """Check that the addresses that a mask selects are within the tensors.
+    def check(self, addresses: np.ndarray, size: int, mask: np.ndarray | None = None) -> None:
+        """Check that the numbers at the addresses that a mask selects are within the tensors.
+
+        Args:
+            addresses: those of the first bytes.
+            size: bytes of a number.
+            mask: one for each address; None for all.
 
         Raises:
-            AssertionError: an address is not.
+            AssertionError: a number is not.
         """
-        addresses = pointers.data if mask is None else pointers.data[mask.data.astype(bool)]
+        if mask is not None:
+            addresses = addresses[mask.astype(bool)]
         if not addresses.size:
             return
-        size = pointers.get_element_ty().primitive_bitwidth // 8
         first, last = int(addresses.min()), int(addresses.max()) + size
         if any(begin <= first and last <= end for begin, end in self._pieces):
             return
@@ -46,36 +52,40 @@ class Bounds:
 def check_bounds() -> None:
     """Patch the interpreter of this process so that it checks each address."""
     bounds = Bounds()
-    copied = GridExecutor._init_args_hst
+    launch = GridExecutor.__call__
 
-    def noted(self: GridExecutor, *arguments: Any) -> Any:
-        copies = copied(self, *arguments)
-        bounds.of_launch(copies)
-        return copies
+    def noted(self: GridExecutor, *arguments: Any, **named: Any) -> None:
+        bounds.of_launch((arguments, named))
+        launch(self, *arguments, **named)
 
-    GridExecutor._init_args_hst = noted
-    for name, (pointers, mask) in _OPERATIONS.items():
-        original = getattr(InterpreterBuilder, name)
-        setattr(InterpreterBuilder, name, _checked(bounds, original, pointers, mask))
+    GridExecutor.__call__ = noted
+    interpreter._interpreter = _CheckedMemory(bounds)
 
 
-# The indices of the pointers and of their mask, if any, among the operands.
-_OPERATIONS: dict[str, tuple[int, int | None]] = {
-    "create_masked_load": (0, 1),
-    "create_masked_store": (0, 2),
-    "create_atomic_rmw": (1, 3),
-    "create_atomic_cas": (0, None),
-}
+class _CheckedMemory:
+    """The interpreter's accesses to memory, each after a check of its addresses."""
 
+    def __init__(self, bounds: Bounds) -> None:
+        self._check, self._memory = bounds.check, interpreter._interpreter
 
-def _checked(bounds: Bounds, original: Any, pointers: int, mask: int | None) -> Any:
-    """Check the addresses of an operation before it runs."""
+    def load(self, addresses: Any, mask: Any, other: Any, dtype: Any) -> Any:
+        self._check(addresses, np.dtype(dtype).itemsize, mask)
+        return self._memory.load(addresses, mask, other, dtype)
 
-    def operate(self: InterpreterBuilder, *operands: Any) -> Any:
-        bounds.check(operands[pointers], None if mask is None else operands[mask])
-        return original(self, *operands)
+    def store(self, addresses: Any, values: Any, mask: Any) -> Any:
+        self._check(addresses, values.dtype.itemsize, mask)
+        return self._memory.store(addresses, values, mask)
 
-    return operate
+    def atomic_rmw(self, operation: Any, addresses: Any, values: Any, mask: Any, order: Any) -> Any:
+        self._check(addresses, values.dtype.itemsize, mask)
+        return self._memory.atomic_rmw(operation, addresses, values, mask, order)
+
+    def atomic_cas(self, addresses: Any, expected: Any, values: Any, order: Any) -> Any:
+        self._check(addresses, values.dtype.itemsize)
+        return self._memory.atomic_cas(addresses, expected, values, order)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._memory, name)
 
 
 def _tensors(arguments: Any) -> Iterator[torch.Tensor]:

@@ -20,15 +20,12 @@ if not INTERPRETED and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
 
 if INTERPRETED:
+    from bounds import check_bounds
     from fast_interpreter import accelerate
     from interpreter import repair
 
     repair()
     accelerate()
-    from bounds import check_bounds
-    from interpreter import repair
-
-    repair()
     check_bounds()
 
 
