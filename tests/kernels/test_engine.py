@@ -413,12 +413,12 @@ def test_a_padded_step_of_nothing_changes_nothing(oracle):
     shape = StepShape.decodes(3)
     steps = engine_for(oracle, max_num_seqs=3, max_num_batched_tokens=16).executor.model_runner
     steps.warm_up()
-    pool, counts = steps._attention._pool.memory, steps._sampler._counts
+    pool, counts = steps._attention._pool.memory, steps._sampler._sampler._counts
     pool_before, counts_before = pool.clone(), counts.clone()
     steps._inputs.send(steps._inputs.update(ScheduledBatch.of([])), shape)
     with torch.inference_mode():
         steps._run(shape)
-        steps._change_and_sample(shape, None, [])
+        steps._sampler._change_and_sample(shape, None, [])
     assert torch.equal(pool, pool_before)
     assert torch.equal(counts, counts_before)
     assert counts[:-1].any() and not counts[-1].any()  # the last row is padding
