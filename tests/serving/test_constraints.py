@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
@@ -105,7 +106,8 @@ def _thread_of(
     """Return the name of the thread that sends a request to the engine."""
     link = _Link()
     table = RequestTable(link, 2**20)  # type: ignore[arg-type]
-    intake = Intake(link, parser, load_tokenizer("demo"), table, None, 1000, 1)  # type: ignore[arg-type]
+    others: Any = (None, None)  # of adapters, which these requests have not
+    intake = Intake(link, parser, load_tokenizer("demo"), table, *others, 1000, 1)  # type: ignore[arg-type]
     intake.submit(arrival)
     message, thread = link.sent.get(timeout=60)
     assert isinstance(message, wire.AddRequest) and bool(message.request.grammar) == has_grammar
