@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from paged_backend.checkpoint.mixers import DeltaLayout, DeltaShape
 from paged_backend.checkpoint.stored_tensor import Parameter
@@ -54,7 +53,7 @@ class GatedDelta:
         self._dt_bias = torch.empty(shape.num_value_heads, device=device)
         self._norms = NormWeights(kernels, unit_offset=False)
         self._norm = self._norms.empty(shape.value_dim)
-        self._rms_norm = kernels.layers.rms_norm
+        self._rms_norm, self._multiply_silu = kernels.layers.rms_norm, kernels.layers.multiply_silu
         self.kept_state = StateLayer(
             index,
             (
@@ -108,7 +107,9 @@ class GatedDelta:
             step,
         )
         normed = self._rms_norm(attended.view(-1, shape.value_dim), self._norm, self._eps)
-        return normed.view(len(x), -1) * silu(gate)
+        out = normed.view(len(x), -1)
+        self._multiply_silu(out, gate)
+        return out
 
 
 def _row_orders(shape: DeltaShape) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

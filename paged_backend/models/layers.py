@@ -73,6 +73,17 @@ class LayerFunctions(Protocol):
         """Add x * sigmoid(gate) to `out` in place; both are [rows, size], `gate` is [rows, 1]."""
         ...
 
+    def add(self, out: Tensor, x: Tensor) -> None:
+        """Add `x` to `out` in place; both are [rows, size] and contiguous."""
+        ...
+
+    def multiply_silu(self, out: Tensor, gate: Tensor) -> None:
+        """Multiply `out` [rows, size], contiguous, by silu(gate) in place.
+
+        The rows of `gate` may be apart from each other.
+        """
+        ...
+
     def choose_experts(
         self, logits: Tensor, routing: Routing, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -134,6 +134,7 @@ class MoeMLP:
 
     def __init__(self, moe: MoeShape, prefix: str, kernels: Kernels) -> None:
         self.router = Router(moe, prefix, kernels)
+        self._add = kernels.layers.add
         self._of_inputs = moe.routing.of_inputs
         self.experts = kernels.experts(ExpertsSpec.of(moe, f"{prefix}.experts"))
         has_shared = moe.shared_expert is not None
@@ -192,7 +193,7 @@ class MoeMLP:
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)` to `out` [rows, hidden_size] in place."""
-        out += self(x)
+        self._add(out, self(x))
 
 
 class SummedMLPs:

@@ -79,3 +79,16 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
         assert torch.equal(function(rows)[7], function(rows[7:8])[0])
     together = cpu_layers.layer_norm(rows, weight, weight, 1e-5)
     assert torch.equal(together[7:8], cpu_layers.layer_norm(rows[7:8], weight, weight, 1e-5))
+
+
+def test_rows_are_added_and_multiplied_in_place() -> None:
+    """Rows of a gate may be apart; no bit of a row depends on the number of rows."""
+    out, x, both = torch.randn(5, 40), torch.randn(5, 40), 4 * torch.randn(5, 100)
+    gate = both[:, 60:]
+    product, alone, total = out.clone(), out[2:3].clone(), out.clone()
+    cpu_layers.multiply_silu(product, gate)
+    torch.testing.assert_close(product, out * F.silu(gate), rtol=2e-6, atol=1e-7)
+    cpu_layers.multiply_silu(alone, gate[2:3])
+    assert torch.equal(alone[0], product[2])
+    cpu_layers.add(total, x)
+    assert torch.equal(total, out + x)

@@ -24,6 +24,7 @@ from paged_backend.platforms.cpu.bf16_linear import (
 from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.math import exp, gelu_tanh, normal_cdf, sigmoid, swiglu
 from paged_backend.platforms.cpu.scored_experts import choose_by_score, take_largest
+from paged_backend.platforms.cpu.states import rows_of
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     array_at,
@@ -133,6 +134,17 @@ def activation_bits(activation: SwiGLU) -> tuple[int, ...]:
 def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
     """See `platforms.portable.layers.add_gated`; all tensors must be contiguous."""
     _add_gated()(out.data_ptr(), x.data_ptr(), gate.data_ptr(), *out.shape)
+
+
+def add(out: Tensor, x: Tensor) -> None:
+    """See `platforms.portable.layers.add`; both tensors must be contiguous."""
+    _add()(out.data_ptr(), x.data_ptr(), *out.shape)
+
+
+def multiply_silu(out: Tensor, gate: Tensor) -> None:
+    """See `platforms.portable.layers.multiply_silu`; `out` must be contiguous."""
+    gate = rows_of(gate)
+    _multiply_silu()(out.data_ptr(), gate.data_ptr(), *out.shape, gate.stride(0))
 
 
 def choose_experts(
@@ -261,6 +273,29 @@ def _gelu_rows(arguments: Any) -> None:
         start, end = claim_rows(arguments, rows)
 
 
+def _add_rows(arguments: Any) -> None:
+    _, out_address, address, rows, size = numba.carray(arguments, 5)
+    out, x = floats(out_address, (rows, size)), floats(address, (rows, size))
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            for i in range(size):
+                out[row, i] += x[row, i]
+        start, end = claim_rows(arguments, rows)
+
+
+def _multiply_silu_rows(arguments: Any) -> None:
+    _, out_address, gate_address, rows, size, gate_stride = numba.carray(arguments, 6)
+    out = floats(out_address, (rows, size))
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            gate = floats(gate_address + row * gate_stride * 4, size)
+            for i in range(size):
+                out[row, i] *= gate[i] * sigmoid(gate[i])
+        start, end = claim_rows(arguments, rows)
+
+
 def _add_gated_rows(arguments: Any) -> None:
     _, out_address, address, gate_address, rows, size = numba.carray(arguments, 6)
     out, x = floats(out_address, (rows, size)), floats(address, (rows, size))
@@ -318,6 +353,8 @@ _rms_norm = ParallelKernel(_rms_norm_rows)
 _norm_heads = ParallelKernel(_norm_heads_rows)
 _swiglu = ParallelKernel(_swiglu_rows)
 _add_gated = cache(partial(ParallelKernel, _add_gated_rows))
+_add = cache(partial(ParallelKernel, _add_rows))
+_multiply_silu = cache(partial(ParallelKernel, _multiply_silu_rows))
 _choose_experts = cache(partial(ParallelKernel, _choose_experts_of_rows))
 _rounded_rms_norm = cache(partial(ParallelKernel, _rounded_rms_norm_rows))
 _layer_norm = cache(partial(ParallelKernel, _layer_norm_rows))

@@ -11,9 +11,16 @@ from paged_backend.checkpoint.moe import Routing
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearMethod, RowFunction
 from paged_backend.platforms.gpu.linear import DenseLinear
-from paged_backend.platforms.portable.layers import gelu, layer_norm, multiply_heads
+from paged_backend.platforms.portable.layers import (
+    add,
+    gelu,
+    layer_norm,
+    multiply_heads,
+    multiply_silu,
+)
 
 __all__ = [
+    "add",
     "add_gated",
     "add_norm",
     "choose_experts",
@@ -21,6 +28,7 @@ __all__ = [
     "gelu",
     "layer_norm",
     "multiply_heads",
+    "multiply_silu",
     "rms_norm",
 ]
 

@@ -81,6 +81,16 @@ def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
     out += x * _sigmoid(gate.float()).to(x.dtype)
 
 
+def add(out: Tensor, x: Tensor) -> None:
+    """Add `x` to `out` in place; both are [rows, size]."""
+    out += x
+
+
+def multiply_silu(out: Tensor, gate: Tensor) -> None:
+    """Multiply `out` by silu(gate) in place; both are [rows, size]."""
+    out *= F.silu(gate)
+
+
 def choose_experts(
     logits: Tensor, routing: Routing, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
