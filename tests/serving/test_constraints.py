@@ -106,7 +106,7 @@ def _thread_of(
     """Return the name of the thread that sends a request to the engine."""
     link = _Link()
     table = RequestTable(link, 2**20)  # type: ignore[arg-type]
-    others: Any = (None, None)  # of adapters, which these requests have not
+    others: Any = (None, None)  # these requests have no adapters
     intake = Intake(link, parser, load_tokenizer("demo"), table, *others, 1000, 1)  # type: ignore[arg-type]
     intake.submit(arrival)
     message, thread = link.sent.get(timeout=60)
