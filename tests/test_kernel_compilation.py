@@ -498,7 +498,7 @@ def test_a_check_shows_each_step_and_ends_with_the_release(monkeypatch, capsys):
 
 @pytest.mark.parametrize("compile_all", [aot.check, aot.table])
 def test_no_release_may_spill(compile_all, monkeypatch):
-    """All cases are compiled first, so that one run tells of all spills."""
+    """The check compiles every case before it fails, so that one run lists all spills."""
     cases = [
         Case("product", f"{warps} warps", lambda _, warps=warps: product(warps), archs=(90,))
         for warps in (1, 4, 2)

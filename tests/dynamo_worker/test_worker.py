@@ -117,7 +117,7 @@ def test_streams_survive_the_end_of_a_worker(tmp_path: Path, expected_texts: lis
         assert any(thread.is_alive() for thread in threads), "all have ended before"
         for thread in threads:
             thread.join()
-        # Dynamo leaves out bytes that are no character, where our texts have U+FFFD.
+        # Dynamo drops invalid UTF-8, and our texts replace it with U+FFFD.
         found = [answer.replace("\ufffd", "") for answer in answers]
         assert found == [text.replace("\ufffd", "") for text in expected_texts]
 

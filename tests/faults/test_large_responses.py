@@ -55,7 +55,7 @@ def ask_raw(server: RunningServer, text: str, **more: Any) -> tuple[int, bytes]:
 
 
 def prompts(length: int = 400) -> list[str]:
-    """Texts of so many characters that have no beginning in common."""
+    """Return texts of a given length that share no prefix."""
     return [f"{uuid.uuid4()} {LONG}"[:length] for _ in range(MANY)]
 
 

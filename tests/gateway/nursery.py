@@ -131,7 +131,7 @@ def _watch_a_fork(request: dict[str, Any], report: int, out: int, errors: int) -
     os.write(report, f"{pid}\n".encode())
     end = select.poll()
     end.register(os.pidfd_open(pid), select.POLLIN)
-    end.register(report, 0)  # for the end of the process that reads it
+    end.register(report, 0)  # readable when that process ends
     if any(descriptor == report for descriptor, _ in end.poll()):
         os.kill(pid, signal.SIGKILL)  # nobody is there who would stop it
     else:

@@ -97,7 +97,7 @@ def test_head_groups(device, heads, kv_heads):
 
 
 LENGTHS = [1, 17, 64, pytest.param(100, marks=pytest.mark.thorough), 1000]
-"""Of windows and chunks: within a tile, a tile, more, and more than all keys."""
+"""Sizes of windows and chunks: within a tile, one tile, several tiles, and more than all keys."""
 
 
 @pytest.mark.parametrize("window", LENGTHS)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from paged_backend.models.experts import ExpertsSpec
 from paged_backend.platforms.cpu.bf16_kernels import MANY_ROWS
-from paged_backend.platforms.cpu.expert_kernels import ExpertWeights, Groups, activate, add_experts
+from paged_backend.platforms.cpu.expert_groups import Groups
+from paged_backend.platforms.cpu.expert_kernels import ExpertWeights, activate, add_experts
 from paged_backend.platforms.cpu.panels import make_panels
 from paged_backend.platforms.cpu.tiles import LANES
 from paged_backend.platforms.portable.experts import TorchExperts

@@ -211,7 +211,7 @@ class AdapterChanges:
         _succeed(change.sender)
 
     def _drop(self, lora: LoRARequest, *, is_replaced: bool = False) -> None:
-        """Let engines forget an adapter when its requests have ended, for which nobody waits."""
+        """Let engines forget an adapter after its requests have ended, without waiting for that."""
         message = wire.DropAdapter(uuid.uuid4().hex, lora, is_replaced)
         self._begin(_Change(message, _Nobody()))
 

@@ -157,7 +157,7 @@ class Intake:
                 raise error
 
         self._brought.admit(adapter)
-        # It goes to a thread, although weights are no text that waits.
+        # Writing weights takes time: with the size of a large request, another thread does it.
         size = max(incoming.load.size, SMALL + 1)
         incoming.load = replace(incoming.load, size=size)
         self._prepare(incoming, lambda _: self._brought.load(adapter, go_on, fail), is_last=False)
