@@ -28,13 +28,14 @@ _PREFILL_COSTS = SplitCosts(
 def prefill_config(arch: int, head_dim: int, item_size: int) -> PrefillConfig:
     """Return the configuration for heads of `head_dim` (padded) and `item_size`-byte queries."""
     costs = _PREFILL_COSTS
+    # Left alone, the assembler for the B200 spills to fit one more program on a multiprocessor.
+    registers = 255 if arch >= 100 else None
     if item_size == 4:
         if head_dim > 256:
             return PrefillConfig(16, 16, 16, num_stages=2, costs=costs, max_registers=128)
-        return PrefillConfig(16, 32 if head_dim <= 128 else 16, 8, num_stages=2, costs=costs)
+        tile = 32 if head_dim <= 128 else 16
+        return PrefillConfig(16, tile, 8, num_stages=2, costs=costs, max_registers=registers)
     if head_dim <= 64:
-        # Left alone, the assembler for the B200 spills to fit a second program.
-        registers = 255 if arch >= 100 else None
         return PrefillConfig(128, 64, 8, num_stages=3, costs=costs, max_registers=registers)
     if head_dim <= 128:
         return PrefillConfig(128, 64 if arch >= 90 else 32, 8, num_stages=3, costs=costs)
