@@ -90,13 +90,14 @@ STATES = """
 Hybrids (Qwen3-Next, Qwen 3.5, LFM2, Granite 4, Bamba, Falcon-H1, Nemotron-H, OLMo Hybrid, Jamba,
 Kimi Linear, MiniMax, RecurrentGemma, Zamba 2) have layers that keep one state for each sequence, of
 a size that does not grow with the text. States have slots in a pool, which takes at most half of
-the cache's memory. The prefix cache keeps the state after every `mamba_block_size` tokens and at
-the end of prompts ([options](options.md)), and a prefix counts as cached up to the last state that
-is still there. On a GPU in 16 bits, Mamba-2, lightning attention and the delta rule with a decay
-for each head compute prompts in chunks of 64 tokens. The other layers compute them token by token,
-and so do all in float32, which takes long. Neither has been measured. Ranks divide states like
-heads ([parallel.md](parallel.md#models)). After a wrong guess, a step repeats the right ones
-([speculation.md](speculation.md#models-with-states)). A hybrid cannot be a draft model.
+the cache's memory. The prefix cache keeps the state after every `mamba_block_size` tokens, at the
+end of prompts, and where a prompt leaves an earlier one ([options](options.md)). A prefix counts as
+cached up to the last state that is still there. On a GPU in 16 bits, Mamba-2, lightning attention
+and the delta rule with a decay for each head compute prompts in chunks of 64 tokens. The other
+layers compute them token by token, and so do all in float32, which takes long. Neither has been
+measured. Ranks divide states like heads ([parallel.md](parallel.md#models)). After a wrong guess, a
+step repeats the right ones ([speculation.md](speculation.md#models-with-states)). A hybrid cannot
+be a draft model.
 
 Mamba, Falcon Mamba and Mamba-2 only have such layers. States may then take all of the cache's
 memory. Blocks still count tokens for the prefix cache, but take no memory, so that there are enough

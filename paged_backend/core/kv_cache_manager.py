@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 
@@ -78,6 +79,8 @@ class KVCacheManager:
         get its logits. If layers keep a state, the state after these tokens is cached, too.
         """
         keys = self._keys_up_to(seq, seq.num_tokens - 1)
+        if self.states is not None:
+            self.states.note_branch(seq, self._num_cached_tokens(keys))
         is_one_table = self.num_groups <= 1 and not self._sliding and self.states is None
         return self._hits_of_one_table(keys) if is_one_table else self._hits_of_groups(keys)
 
@@ -302,6 +305,16 @@ class KVCacheManager:
         while length > 0 and not self.states.has_checkpoint(keys[length - 1]):
             length -= 1
         return length
+
+    def _num_cached_tokens(self, keys: list[bytes]) -> int:
+        """Return the number of first tokens in cached blocks, with a state after them or not.
+
+        Only one group counts, and one without a window if there is any.
+        """
+        windows = self.layout.windows
+        group = windows.index(None) if None in windows else 0
+        cached = itertools.takewhile(self._is_cached, keys[group :: self.num_groups])
+        return sum(1 for _ in cached) * self.block_size
 
     def _key_at(self, seq: Sequence, position: int) -> bytes:
         """Return the key of the full block of a sequence that ends at a position."""

@@ -56,7 +56,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_s", "block_hashes", "block_ids", "can_continue", "end_token_ids", "first_token_s",
+        "admitted_s", "block_hashes", "block_ids", "branch", "can_continue", "end_token_ids",
+        "first_token_s",
         "grammar", "index", "max_num_tokens", "num_cached_tokens",
         "num_candidates", "num_charged_tokens", "num_computed_tokens", "num_draft_tokens",
         "num_output_placeholders", "num_prompt_tokens", "num_sent_blocks", "num_sent_tokens",
@@ -111,6 +112,7 @@ class Sequence:
         self.block_hashes: list[bytes] = []  # hashes of full blocks, as far as they were needed
         # States by position; the last one is that of the computed tokens. See StateSlots.
         self.states: list[State] = []
+        self.branch = 0  # tokens of the prompt before it leaves earlier ones; see StateSlots
         # Seconds of the monotonic clock.
         self.queued_s = time.monotonic()
         self.admitted_s: float | None = None  # for the first time

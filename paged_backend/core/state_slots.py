@@ -22,8 +22,11 @@ class StateSlots:
     repeated: the sequence has a grammar, or the step computes drafts that may be wrong. After a
     wrong draft, the right ones before it are computed again, from the old state, in the next step.
 
-    There are checkpoints at the border of the last full block of a prompt and at each multiple of
-    ``layout.interval`` tokens. A slice of a prompt ends at a checkpoint (:meth:`cut`). A slot whose
+    There are checkpoints at the border of the last full block of a prompt, at each multiple of
+    ``layout.interval`` tokens, and where a prompt leaves one that came before: the blocks of both
+    are equal up to this *branch*, and without a state there, each further prompt with the same
+    beginning would be computed from an earlier checkpoint on. (Marconi, arXiv 2411.19379, keeps
+    states at branches, too.) A slice of a prompt ends at a checkpoint (:meth:`cut`). A slot whose
     checkpoint no sequence needs stays cached until another state takes the slot.
 
     If the platform computes several tokens together (``layout.chunks``), all slices of a prompt but
@@ -77,6 +80,16 @@ class StateSlots:
             raise RuntimeError(f"sequence {seq.seq_id} starts after a prefix without a state")
         self.pool.share(slot)
         seq.states = [State(position, slot)]
+
+    def note_branch(self, seq: Sequence, num_cached_tokens: int) -> None:
+        """Let there be a checkpoint where the prompt of a sequence that starts leaves earlier ones.
+
+        Args:
+            seq: the sequence.
+            num_cached_tokens: its first tokens in cached blocks.
+        """
+        end = min(num_cached_tokens, self._prompt_border(seq))
+        seq.branch = end // self._border_size * self._border_size
 
     def cut(self, seq: Sequence, start: int, num_tokens: int) -> int:
         """Return the number of tokens from ``start`` on after which a slice of a text ends.
@@ -191,11 +204,9 @@ class StateSlots:
         """Return ``num_tokens``, or less if there is a checkpoint before their end."""
         if not self._interval:
             return num_tokens
-        end = (start // self._interval + 1) * self._interval
-        border = self._prompt_border(seq)
-        if start < border < end:
-            end = border
-        return min(num_tokens, end - start)
+        multiple = (start // self._interval + 1) * self._interval
+        ends = (multiple, seq.branch, self._prompt_border(seq))
+        return min(num_tokens, *(end - start for end in ends if end > start))
 
     def _may_overwrite(self, seq: Sequence) -> bool:
         """Return True if the step can write over the newest state of a sequence.
@@ -214,7 +225,10 @@ class StateSlots:
     def _is_checkpoint(self, seq: Sequence, position: int) -> bool:
         if not (self._interval and position):
             return False
-        return position % self._interval == 0 or position == self._prompt_border(seq)
+        return position % self._interval == 0 or position in (
+            seq.branch,
+            self._prompt_border(seq),
+        )
 
     def _prompt_border(self, seq: Sequence) -> int:
         """Return the number of tokens in the full blocks of a prompt, but for its last token.

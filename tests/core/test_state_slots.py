@@ -174,6 +174,33 @@ def test_a_hit_ends_at_the_border_of_a_prompt() -> None:
     assert engine.plans[0].scheduled[0].start == 24
 
 
+def test_a_prompt_keeps_the_state_where_it_leaves_an_earlier_one() -> None:
+    """So the third prompt with the same 5 blocks starts after them."""
+    engine = make_engine(interval=1000, max_num_batched_tokens=64)
+    slices = []
+    for place, token in enumerate((7, 8, 9)):
+        engine.plans.clear()
+        prompt = [*PROMPT[:20], *[token] * 8]
+        engine.add(make_request(f"r{place}", prompt, max_tokens=1))
+        engine.run()
+        slices.append(slices_of(engine))
+    assert slices == [
+        [(0, 24), (24, 28)],
+        [(0, 20), (20, 24), (24, 28)],
+        [(20, 24), (24, 28)],
+    ]
+
+
+def test_no_state_is_kept_where_chunks_would_be_divided() -> None:
+    engine = make_engine(interval=1000, chunks=StateChunks(8, 2), max_num_batched_tokens=64)
+    for token in (7, 8, 9):
+        engine.plans.clear()
+        prompt = [*PROMPT[:20], *[token] * 16]
+        engine.add(make_request(f"r{token}", prompt, max_tokens=1))
+        engine.run()
+    assert slices_of(engine) == [(16, 32), (32, 36)]
+
+
 def test_a_hit_needs_the_state_and_the_blocks() -> None:
     engine = make_engine(max_num_batched_tokens=64)
     engine.add(make_request("first", PROMPT, max_tokens=1))

@@ -56,7 +56,8 @@ class CacheOptions:
         "align",
         Rule(str, choices=("none", "align", ALL)),
         "which states of sequences the prefix cache keeps, for models with layers that keep a "
-        "state per sequence; align: after every mamba_block_size tokens and at the end of prompts, "
+        "state per sequence; align: after every mamba_block_size tokens, at the end of prompts and "
+        "where a prompt leaves an earlier one, "
         "all: after every KV block, none: no states, and so no prefix is found; on a GPU in 16 "
         "bits, states are kept after multiples of 64 tokens only",
     )
