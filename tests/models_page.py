@@ -70,6 +70,13 @@ memory, whatever its format in the checkpoint, and cannot have an adapter. The K
 bits, not 8. Ranks divide the heads, and each keeps whole rows. Layers of a checkpoint that predict
 more tokens of a step (`num_nextn_predict_layers`) are not loaded.
 """
+WHOLE_MODELS = """
+Checkpoints that also read images or sounds are served for their texts: those of Gemma 3 and 4,
+Llama 4, LLaVA, Mistral Small 3, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen 3.5 and SmolVLM, which
+`architectures` names `...ForConditionalGeneration`. The section `text_config` then describes the
+model, weights of the other parts are not loaded, and requests with an image are refused. A log line
+says so. Layers that predict more tokens of a step (`mtp`) are not loaded either.
+"""
 CHUNKS = """
 Most layers of Llama 4 attend within chunks of `attention_chunk_size` tokens; the other layers
 attend to all earlier tokens and have no rotary embedding. Blocks of earlier chunks are freed,
@@ -176,14 +183,26 @@ REFUSALS = """
 |---|---|
 """
 
-TEXTS = HEAD, NATIVE, CHUNKS, LATENT, SHAPES, STATES, FALLBACK, ENCODER, SIZES, REFUSALS
+TEXTS = (
+    HEAD,
+    NATIVE,
+    WHOLE_MODELS,
+    CHUNKS,
+    LATENT,
+    SHAPES,
+    STATES,
+    FALLBACK,
+    ENCODER,
+    SIZES,
+    REFUSALS,
+)
 
 
 def main() -> None:
     """Print the page."""
     print(HEAD + NATIVE)
     print("\n".join(_table(FAMILIES)))
-    print(CHUNKS + LATENT + SHAPES + STATES + FALLBACK)
+    print(WHOLE_MODELS + CHUNKS + LATENT + SHAPES + STATES + FALLBACK)
     print("\n".join(_table(FALLBACKS)))
     print(ENCODER)
     print("\n".join(_encoders()))

@@ -17,6 +17,7 @@ from paged_backend.checkpoint.model_config import DTYPES, read_eos_token_ids
 from paged_backend.checkpoint.registry import ARCHITECTURES, has_output_layer, is_supported
 from paged_backend.checkpoint.shape_reader import computes, read_dtype
 from paged_backend.checkpoint.size_limits import check_sizes
+from paged_backend.checkpoint.text_part import text_part
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.validation import shorten
 
@@ -50,7 +51,7 @@ def uses_fallback(checkpoint: Path, model_impl: str) -> bool:
     path = checkpoint / "config.json"
     if not path.exists():
         return False
-    config = ConfigFile.read(path)
+    config = text_part(ConfigFile.read(path))
     names = config.value("architectures")
     if not isinstance(names, list) or not any(map(is_supported, names)):
         return isinstance(names, list)

@@ -19,6 +19,7 @@ from paged_backend.checkpoint.rope import Rope, read_rope
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_max_positions, read_shape
 from paged_backend.checkpoint.size_limits import check_sizes
+from paged_backend.checkpoint.text_part import text_part, warn_of_text_part
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.options.generation import FILE_NAME
 from paged_backend.values.validation import shorten
@@ -82,7 +83,8 @@ def _read_config(checkpoint: Path) -> ConfigFile:
         raise ConfigError(f"model folder {checkpoint} does not exist")
     config = ConfigFile.read(checkpoint / "config.json")
     check_sizes(config)
-    return config
+    warn_of_text_part(config)
+    return text_part(config)
 
 
 def read_eos_token_ids(checkpoint: Path, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

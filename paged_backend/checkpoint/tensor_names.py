@@ -11,14 +11,24 @@ _IGNORED = (
     *("lm_head.weight", "rotary_emb.inv_freq", ".self_attn.slope_rate"),
     *(f".self_attn.{part}_decay" for part in ("query", "key", "diagonal")),
 )
+# How the names of modules begin that a text model does without: those for images, videos and
+# sounds, and layers that predict more tokens of a step.
+_OTHER_PARTS = (
+    *("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision."),
+    *("connector.", "image_newline", "audio_tower.", "embed_audio.", "mtp."),
+)
 # How names begin in checkpoints that leave out the prefix.
 _BASE_NAMES = (
     *("embed_tokens.", "layers.", "norm.", "embed_tokens_per_layer.", "per_layer_"),
     *("embedding_norm.", "final_layernorm.", "final_norm.", "norm_f."),  # families' last norms
 )
-# Other prefixes, of Mamba and Nemotron-H, and names of modules, of OLMo Hybrid and Granite's
+# Other prefixes, of text models beside others, of Mamba and Nemotron-H, and names of modules, of OLMo Hybrid and Granite's
 # experts. The MLPs of Kimi Linear are renamed by transformers 5 when it saves a model.
 _OTHER_PREFIXES = {
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
     "backbone.embeddings.": "model.embed_tokens.",
     "backbone.embedding.": "model.embed_tokens.",  # older files of Mamba
     "embeddings.weight": "model.embed_tokens.weight",
@@ -100,6 +110,8 @@ def targets(name: str, known: Container[str]) -> list[str]:
 def is_ignored(name: str) -> bool:
     """Return whether a model may do without a tensor of a checkpoint."""
     name = usual_name(name)
+    if name.removeprefix("model.").startswith(_OTHER_PARTS):
+        return True
     is_scale = _QUERY_SCALES.fullmatch(name) is not None or bool(_kv_scales(name))
     return is_scale or name.endswith(_IGNORED)
 

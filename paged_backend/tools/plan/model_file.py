@@ -9,6 +9,7 @@ from paged_backend.checkpoint.bundled import BUNDLED_MODELS
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.hub import download_config, is_gguf
 from paged_backend.checkpoint.size_limits import check_sizes
+from paged_backend.checkpoint.text_part import text_part
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.validation import shorten
 
@@ -26,7 +27,7 @@ def read_config(path: Path) -> ConfigFile:
     if not is_gguf(path):
         config = ConfigFile.read(path)
         check_sizes(config)
-        return config
+        return text_part(config)
     from paged_backend.checkpoint.gguf.config import read_gguf_config  # needs NumPy
 
     return read_gguf_config(path)
