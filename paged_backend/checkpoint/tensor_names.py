@@ -22,9 +22,9 @@ _BASE_NAMES = (
     *("embed_tokens.", "layers.", "norm.", "embed_tokens_per_layer.", "per_layer_"),
     *("embedding_norm.", "final_layernorm.", "final_norm.", "norm_f."),  # families' last norms
 )
-# Other prefixes, of text models beside others, of Mamba and Nemotron-H, and names of modules, of OLMo
-# Hybrid and Granite's experts. The MLPs of Kimi Linear are renamed by transformers 5 when it saves a
-# model.
+# Other prefixes, of text models beside others, of Mamba and Nemotron-H, and names of modules, of
+# OLMo Hybrid and Granite's experts. The MLPs of Kimi Linear are renamed by transformers 5 when it
+# saves a model.
 _OTHER_PREFIXES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",

@@ -55,6 +55,7 @@ MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3,
 WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": ({"sliding_window": 24}, IMAGES),
     "gemma4": ({"global_head_dim": 32, "hidden_size_per_layer_input": 0}, IMAGES),
+    "lfm2_vl": ({"model_type": "lfm2"}, {**IMAGES, "model_type": "siglip2_vision_model"}),
     "llama4": ({"num_local_experts": 2, "intermediate_size_mlp": 96}, IMAGES),
     "llava": ({"model_type": "llama"}, {**IMAGES, "model_type": "clip_vision_model"}),
     "mistral3": ({"model_type": "mistral"}, {**IMAGES, "model_type": "pixtral", "head_dim": 16}),
