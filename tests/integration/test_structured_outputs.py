@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from constraint_forms import forms_of
-from demo_server import Server
+from demo_server import MODEL, Server
 from jsonschema import Draft202012Validator
 from paged_client import Client
 
@@ -28,25 +28,26 @@ SCHEMA = {
                 "required": ["name", "count"],
                 "additionalProperties": False,
             },
-            "minItems": 3,
-            "maxItems": 3,
+            "minItems": 1,
+            "maxItems": 1,
         },
     },
     "required": ["module", "calls"],
     "additionalProperties": False,
 }
 FORMS = forms_of(SCHEMA)
-SAMPLED = {"temperature": 1.0, "seed": 11, "max_tokens": 1800}
+SAMPLED = {"temperature": 1.0, "seed": 11, "max_tokens": 600}
 
 
 def generate(client: Client, prompt: str = "Answer in JSON:", **params: Any) -> Any:
     return client.generate(prompt, **{**SAMPLED, **params})
 
 
-@pytest.fixture
-def document(client: Client) -> str:
+@pytest.fixture(scope="module")
+def document(server: Server) -> str:
     """The answer to `generate` under the schema."""
-    answer = generate(client, structured_outputs={"json": SCHEMA})
+    with Client(server.running.grpc_url, MODEL) as client:
+        answer = generate(client, structured_outputs={"json": SCHEMA})
     assert answer.finish_reason == "stop"
     Draft202012Validator(SCHEMA).validate(json.loads(answer.text))
     return str(answer.text)
