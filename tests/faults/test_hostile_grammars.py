@@ -89,9 +89,9 @@ def listen_beside(
 
 def test_a_stream_hardly_notices_a_grammar_that_takes_long(server: Server) -> None:
     listen_beside(server, HONEST, 16)  # what is made once is there now
-    honest, error = listen_beside(server, HONEST, 400)
+    honest, error = listen_beside(server, HONEST, 200)
     assert error is None
-    hostile, error = listen_beside(server, AMBIGUOUS, 400)
+    hostile, error = listen_beside(server, AMBIGUOUS, 200)
     for listener in (honest, hostile):
         print(
             f"{len(listener.gaps)} gaps, p50 {1e3 * quantile(listener.gaps, 0.5):.1f} ms, p99 "

@@ -94,7 +94,7 @@ def test_slots_are_all_used_and_no_more(targets):
 
 @pytest.mark.server
 def test_an_open_loop_sends_on_time_whatever_is_unanswered(targets):
-    sent = [WorkloadRequest((9, number), 800) for number in range(6)]
+    sent = [WorkloadRequest((9, number), 300) for number in range(6)]
     times = [0.05 * number for number in range(6)]
     began = perf_counter()
     driver = drive(targets, sent, times)
