@@ -102,8 +102,9 @@ def test_a_product_does_not_depend_on_the_other_rows(platform: Platform) -> None
         assert torch.equal(linear(x[:rows]), one_by_one[:rows])
 
 
-def test_tokens_depend_on_neither_batch_nor_chunks(tmp_path: Path) -> None:
-    make_checkpoint("llama3", tmp_path)
+@pytest.mark.parametrize("family", ["llama3", "qwen3-moe"])
+def test_tokens_depend_on_neither_batch_nor_chunks(tmp_path: Path, family: str) -> None:
+    make_checkpoint(family, tmp_path)
     work = mixed_work(9)
     together = tokens_of(run(make_engine(tmp_path, dtype="bfloat16"), work))
     chunked = make_engine(tmp_path, dtype="bfloat16", max_num_batched_tokens=7, max_num_seqs=3)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from paged_kernels.reference import choose_experts as reference
+from platforms.amx_emulation import amx_or_emulation
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import (
@@ -23,7 +26,9 @@ from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.linear import LinearProduct
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cpu import layers as cpu_layers
+from paged_backend.platforms.cpu.arena import Arena
 from paged_backend.platforms.cpu.bf16_kernels import MANY_ROWS
+from paged_backend.platforms.cpu.graphs import capture
 from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.platforms.portable import layers as torch_layers
@@ -31,11 +36,20 @@ from paged_backend.platforms.portable.experts import swiglu
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 
-CPU, TORCH, BF16 = CpuPlatform(), TorchPlatform(torch.float32), BFloat16Platform(amx=False)
+CPU, TORCH = CpuPlatform(), TorchPlatform(torch.float32)
 GPT_OSS = SwiGLU(alpha=1.702, limit=7.0, up_offset=1.0)
-on_each_platform = pytest.mark.parametrize(
-    "platform", [CPU, TORCH, BF16], ids=["cpu", "torch", "bf16"]
-)
+
+
+@pytest.fixture(scope="module", params=["cpu", "torch", "bf16", "amx"])
+def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
+    with amx_or_emulation() if request.param == "amx" else nullcontext():
+        match request.param:
+            case "cpu":
+                yield CPU
+            case "torch":
+                yield TORCH
+            case name:
+                yield BFloat16Platform(amx=name == "amx")
 
 
 def make(platform: Platform, spec: ExpertsSpec) -> tuple[ExpertsMethod, dict[str, Tensor]]:
@@ -85,7 +99,7 @@ def expected(
 
 def assert_close(platform: Platform, out: Tensor, wanted: Tensor) -> None:
     """Compare within the error of float32, or of inputs that are rounded to bf16 twice."""
-    error = 2e-2 if platform is BF16 else 2e-6
+    error = 2e-2 if isinstance(platform, BFloat16Platform) else 2e-6
     scale = wanted.abs().amax(1, keepdim=True) + 1.0
     assert bool(((out.double() - wanted).abs() <= error * scale).all())
 
@@ -95,7 +109,6 @@ SIZES = [(8, 2, 64, 32), (5, 3, 33, 21), (3, 3, 130, 50), (4, 1, 17, 70)]
 
 
 @pytest.mark.sampled(2)
-@on_each_platform
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("rows", [0, 1, 3, 40])
 @pytest.mark.parametrize("plain", [False, True])
@@ -111,7 +124,6 @@ def test_equals_float64(platform: Platform, plain: bool, rows: int, sizes: tuple
     assert_close(platform, out, expected(spec, weights, *call))
 
 
-@on_each_platform
 def test_all_rows_choose_one_expert(platform: Platform) -> None:
     spec = ExpertsSpec(3, 40, 24)
     experts, weights = make(platform, spec)
@@ -120,7 +132,6 @@ def test_all_rows_choose_one_expert(platform: Platform) -> None:
     assert_close(platform, experts(x, ids, factors), expected(spec, weights, x, ids, factors))
 
 
-@on_each_platform
 def test_the_limit_is_applied(platform: Platform) -> None:
     spec = ExpertsSpec(3, 40, 24, SwiGLU(1.702, 0.5, 1.0))
     experts, weights = make(platform, spec)
@@ -131,7 +142,6 @@ def test_the_limit_is_applied(platform: Platform) -> None:
         assert_close(platform, experts(*call), expected(unlimited, weights, *call))
 
 
-@on_each_platform
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_row_alone_is_the_row_in_a_batch(platform: Platform, bias: bool, plain: bool) -> None:
@@ -145,7 +155,47 @@ def test_a_row_alone_is_the_row_in_a_batch(platform: Platform, bias: bool, plain
         assert torch.equal(experts(x[part], ids[part], factors[part]), together[part])
 
 
-@on_each_platform
+def test_a_row_that_is_not_a_number_leaves_the_others_as_they_are(platform: Platform) -> None:
+    """Tiles hold rows of the next expert, too."""
+    spec = ExpertsSpec(4, 64, 32)
+    experts, _ = make(platform, spec)
+    x, ids, factors = choose(21, spec, 2)
+    before = experts(x, ids, factors)
+    x[::5] = float("nan")
+    after = experts(x, ids, factors)
+    others = torch.arange(len(x)) % 5 != 0
+    assert torch.equal(after[others], before[others])
+    assert not after[::5].isfinite().any()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_products_on_amx_differ_from_those_on_vectors_by_the_order_of_sums(plain: bool) -> None:
+    """Rows that were not rounded to bf16 between the products would differ by more."""
+    spec = ExpertsSpec(4, 70, 45, GPT_OSS, bias=True, plain=plain)
+    call = choose(50, spec, 2)
+    outs = []
+    with amx_or_emulation():
+        for amx in (False, True):
+            experts, _ = make(BFloat16Platform(amx=amx), spec)
+            outs.append(experts(*call))
+    torch.testing.assert_close(*outs, rtol=0, atol=3e-4)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "bf16", "amx"], indirect=True)
+@torch.inference_mode()
+def test_a_graph_computes_other_experts_and_other_numbers_of_rows(platform: Platform) -> None:
+    spec = ExpertsSpec(5, 64, 32)
+    experts, _ = make(platform, spec)
+    x, ids, factors = choose(40, spec, 2)
+    _, graph = capture(lambda: experts(x, ids, factors), Arena(2**20))
+    assert graph is not None
+    for alike in (0, 3, 35):
+        for place, value in zip((x, ids, factors), choose(40, spec, 2), strict=True):
+            place.copy_(value)
+        ids[:alike] = torch.tensor([4, 1], dtype=torch.int32)
+        assert torch.equal(graph.replay(), experts(x, ids, factors))
+
+
 def test_fused_tensors_are_those_of_gpt_oss(platform: Platform) -> None:
     """Gate and up are in turns, and inputs come before outputs."""
     separate = ExpertsSpec(3, 24, 20, GPT_OSS, bias=True)
@@ -162,7 +212,6 @@ def test_fused_tensors_are_those_of_gpt_oss(platform: Platform) -> None:
     assert_close(platform, experts(*call), expected(separate, names, *call))
 
 
-@on_each_platform
 def test_fused_tensors_are_those_of_granite(platform: Platform) -> None:
     """Gate is before up, and outputs come before inputs."""
     spec = ExpertsSpec(3, 24, 20)
@@ -177,7 +226,6 @@ def test_fused_tensors_are_those_of_granite(platform: Platform) -> None:
     assert_close(platform, experts(*call), expected(spec, names, *call))
 
 
-@on_each_platform
 def test_fused_tensors_are_those_of_llama4(platform: Platform) -> None:
     """Gate is before up, and inputs come before outputs."""
     spec = ExpertsSpec(3, 24, 20)
@@ -192,7 +240,6 @@ def test_fused_tensors_are_those_of_llama4(platform: Platform) -> None:
     assert_close(platform, experts(*call), expected(spec, names, *call))
 
 
-@on_each_platform
 def test_the_cube_makes_gelu_of_the_activation(platform: Platform) -> None:
     spec = ExpertsSpec(3, 40, 24, GEGLU_TANH)
     experts, weights = make(platform, spec)

@@ -34,6 +34,7 @@ from paged_backend.platforms.cpu.threads import (
     device_function,
     floats,
 )
+from paged_backend.platforms.cpu.tiles import emit_prefetch
 from paged_backend.platforms.cpu.vectors import store_bfloat16
 
 ROWS = 16  # rows of a tile
@@ -46,6 +47,7 @@ _SIZES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # sizes of a result in tiles:
 _SIZES_OF_PARTS = ((1, 1), (1, 2), (2, 1), (2, 2))
 _ONE_PRODUCT = ((0, 0),)
 _PRODUCTS_OF_PARTS = ((1, 0), (0, 0), (0, 1))  # parts of A and B; the largest part is 0
+_PREFETCH_BYTES = 2 * _TILE_BYTES  # from a loaded tile of B to the one that is prefetched
 _BF16, _INT8_TILES = "tdpbf16ps", "tdpbusd"  # the instructions that multiply tiles
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
@@ -94,6 +96,7 @@ class _TileProduct(NamedTuple):
 
     instruction: str
     products: tuple[tuple[int, int], ...] = _ONE_PRODUCT  # pairs of parts of A and B, in order
+    streams: bool = False  # B is read from memory once, so it is prefetched
 
 
 def _emit(builder: Any, product: _TileProduct, row_tiles: int, panels: int, args: Any) -> None:
@@ -144,7 +147,12 @@ def _emit(builder: Any, product: _TileProduct, row_tiles: int, panels: int, args
             for j in range(panels):
                 b_tile = b_tiles[j % num_b_tiles]
                 if parts[1] != loaded[1]:
-                    run("tileloadd64", b_tile, at(b_part, panel_stride, j), INT64(2 * DEPTH))
+                    place = at(b_part, panel_stride, j)
+                    run("tileloadd64", b_tile, place, INT64(2 * DEPTH))
+                    if product.streams:
+                        for line in range(0, _TILE_BYTES, 2 * DEPTH):
+                            ahead = INT64(_PREFETCH_BYTES + line)
+                            emit_prefetch(builder, builder.gep(place, [ahead]))
                 for i, tile in enumerate(a_tiles):
                     run(product.instruction, sums[i][j], tile, b_tile)
             loaded = parts
@@ -154,7 +162,8 @@ def _emit(builder: Any, product: _TileProduct, row_tiles: int, panels: int, args
 def _tile_function(module: Any, product: _TileProduct, row_tiles: int, panels: int) -> Any:
     return shared_function(
         module,
-        f"paged_{product.instruction}_{len(product.products)}_{row_tiles}x{panels}",
+        f"paged_{product.instruction}_{len(product.products)}{'s' * product.streams}_"
+        f"{row_tiles}x{panels}",
         9,
         lambda builder, args: _emit(builder, product, row_tiles, panels, args),
     )
@@ -199,6 +208,9 @@ def _make_multiply_tile(product: _TileProduct, sizes: Sequence[tuple[int, int]] 
 
 multiply_bf16_tile = _make_multiply_tile(_TileProduct(_BF16))
 """Multiply tiles of bf16 values; the result is float32."""
+
+stream_bf16_tile = _make_multiply_tile(_TileProduct(_BF16, streams=True))
+"""Multiply the same for a weight that is read from memory once."""
 
 _multiply_parts_tile = _make_multiply_tile(_TileProduct(_BF16, _PRODUCTS_OF_PARTS), _SIZES_OF_PARTS)
 """Multiply tiles of float32 values in two parts, up to two panels at once."""

@@ -67,7 +67,7 @@ def _high_half(builder: Any, pairs: Any) -> Any:
 
 
 @device_function
-def _round_row(x: Any, values: Any) -> None:
+def round_row(x: Any, values: Any) -> None:
     """Round a row of float32 to bf16, and pad it with zeros."""
     for i in range(len(x)):
         values[i] = to_bfloat16(x[i], np.float32(1.0))
@@ -82,7 +82,7 @@ def _round_rows(arguments: Any) -> None:
     start, end = claim_rows(arguments, rows)
     while start < end:
         for row in range(start, end):
-            _round_row(x[row], values[row])
+            round_row(x[row], values[row])
         start, end = claim_rows(arguments, rows)
 
 
@@ -181,7 +181,7 @@ def _multiply_few_rows(arguments: Any) -> None:
     x = floats(words[1], (rows, inputs))
     values = np.empty((rows, 2 * depth), np.uint16)
     for row in range(rows):
-        _round_row(x[row], values[row])
+        round_row(x[row], values[row])
     _multiply_pairs(arguments, np.int64(values.ctypes.data))
     values[0, 0] = (
         0  # numba frees an array after its own last use, even if its address is used later

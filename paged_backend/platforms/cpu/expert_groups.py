@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backend.platforms.cpu.bf16_kernels import round_row
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
+    array_at,
     claim,
     claim_rows,
     device_function,
@@ -70,6 +72,20 @@ class Groups:
         _take_rows()(self.pairs.data_ptr(), x.data_ptr(), out.data_ptr(), *out.shape, self.top_k)
         return out
 
+    def take_rounded(self, x: Tensor, depth: int, spare_rows: int) -> Tensor:
+        """Return the row of each pair of `x` [rows, size] float32, contiguous, in bf16.
+
+        Returns:
+            [num_pairs + spare_rows, depth] bf16; columns after the size are zeros. The spare rows
+            may hold anything.
+        """
+        out = torch.empty(len(self.pairs) + spare_rows, depth, dtype=torch.bfloat16)
+        _take_rounded()(
+            *(self.pairs.data_ptr(), x.data_ptr(), out.data_ptr(), len(self.pairs), depth),
+            *(x.shape[1], self.top_k),
+        )
+        return out
+
 
 def _sort_all_pairs(arguments: Any) -> None:
     """See `Groups`; one thread does it."""
@@ -120,5 +136,16 @@ def _take_rows_of_pairs(arguments: Any) -> None:
         start, end = claim_rows(arguments, num_pairs)
 
 
+def _take_rounded_rows_of_pairs(arguments: Any) -> None:
+    _, pairs_at, x_at, out_at, num_pairs, depth, size, top_k = numba.carray(arguments, 8)
+    pairs, out = longs(pairs_at, num_pairs), array_at(out_at, (num_pairs, depth), np.uint16)
+    start, end = claim_rows(arguments, num_pairs)
+    while start < end:
+        for pair in range(start, end):
+            round_row(floats(x_at + pairs[pair] // top_k * size * 4, size), out[pair])
+        start, end = claim_rows(arguments, num_pairs)
+
+
 _sort_pairs = cache(partial(ParallelKernel, _sort_all_pairs))
 _take_rows = cache(partial(ParallelKernel, _take_rows_of_pairs))
+_take_rounded = cache(partial(ParallelKernel, _take_rounded_rows_of_pairs))

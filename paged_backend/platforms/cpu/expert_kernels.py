@@ -83,7 +83,7 @@ def _finish_up(words: Any, first: int, rows: int, column: int, sums: Any) -> Non
 
 
 @device_function
-def _finish_down(words: Any, first: int, rows: int, column: int, sums: Any) -> None:
+def finish_down(words: Any, first: int, rows: int, column: int, sums: Any) -> None:
     """Store the sums, times the weights of their pairs, in the order of the batch."""
     out_at, num_pairs, hidden = words[9], words[10], words[11]
     out = floats(out_at, (num_pairs, hidden))
@@ -150,13 +150,13 @@ _float32, _pairs = (make_multiply(kind, streams=True) for kind in (Float32(), BF
 _unpacked = make_multiply(Float32())
 _gate_up_float32 = _make_kernel(_in_place, _float32, _finish_gate_up)
 _up_float32 = _make_kernel(_in_place, _float32, _finish_up)
-_down_float32 = _make_kernel(_in_place, _float32, _finish_down)
+_down_float32 = _make_kernel(_in_place, _float32, finish_down)
 _gate_up_pairs = _make_kernel(_in_place, _pairs, _finish_gate_up)
 _up_pairs = _make_kernel(_in_place, _pairs, _finish_up)
-_down_pairs = _make_kernel(_in_place, _pairs, _finish_down)
+_down_pairs = _make_kernel(_in_place, _pairs, finish_down)
 _gate_up_unpacked = _make_kernel(unpack, _unpacked, _finish_gate_up)
 _up_unpacked = _make_kernel(unpack, _unpacked, _finish_up)
-_down_unpacked = _make_kernel(unpack, _unpacked, _finish_down)
+_down_unpacked = _make_kernel(unpack, _unpacked, finish_down)
 
 
 # Compiled kernels are kept on the disk by the names of functions of this module.
@@ -324,6 +324,11 @@ def add_experts(
         outputs.zero_()
     constants = groups.pairs.data_ptr(), expert_weights.data_ptr(), 0, 0
     _down(x, down, groups, outputs, *constants)
-    out = torch.empty(len(expert_weights), hidden)
-    _add_ranks()(outputs.data_ptr(), out.data_ptr(), *expert_weights.shape, hidden)
+    return add_ranks(outputs, *expert_weights.shape)
+
+
+def add_ranks(outputs: Tensor, rows: int, top_k: int) -> Tensor:
+    """Return the sums [rows, hidden] of `outputs` [rows * top_k, hidden], in the ranks' order."""
+    out = torch.empty(rows, outputs.shape[1])
+    _add_ranks()(outputs.data_ptr(), out.data_ptr(), rows, top_k, outputs.shape[1])
     return out

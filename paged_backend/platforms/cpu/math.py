@@ -71,6 +71,20 @@ def emit_silu(builder: Any, x: Any) -> Any:
     return builder.fmul(x, emit_sigmoid(builder, x), flags=_FAST)
 
 
+def emit_swiglu(
+    builder: Any, gate: Any, up: Any, alpha: Any, limit: Any, up_offset: Any, cubic: Any
+) -> Any:
+    """Emit `swiglu` of float32, or of vectors of them."""
+    gate = _call(builder, "minnum", gate, limit)
+    lowest = builder.fsub(_constant(up.type, 0.0), limit, flags=_FAST)
+    up = emit_maximum(builder, _call(builder, "minnum", up, limit), lowest)
+    square = builder.fmul(builder.fmul(cubic, gate, flags=_FAST), gate, flags=_FAST)
+    factor = builder.fadd(alpha, square, flags=_FAST)
+    sigmoid = emit_sigmoid(builder, builder.fmul(factor, gate, flags=_FAST))
+    gated = builder.fmul(gate, sigmoid, flags=_FAST)
+    return builder.fmul(builder.fadd(up, up_offset, flags=_FAST), gated, flags=_FAST)
+
+
 def emit_gelu_tanh(builder: Any, x: Any) -> Any:
     """Emit GELU, approximated by a hyperbolic tangent, of a float32, or of a vector of them."""
     # (1 + tanh(x)) / 2 is the sigmoid of 2x.

@@ -145,6 +145,10 @@ class BFloat16Platform(CpuPlatform):
             return BFloat16GatedLinear(spec)
         return BFloat16Linear(spec, on_amx=self._amx)
 
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
+        """Allocate the experts of a layer."""
+        return CpuExperts(spec, self.linear_dtype, on_amx=self._amx)
+
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
         if not spec.keeps_tokens:
