@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+)
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 _SIZES = {
@@ -661,6 +666,13 @@ def make_checkpoint(
     torch.set_rng_state(state)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model.eval()
+
+
+def write_config(family: str, folder: Path, **overrides: Any) -> None:
+    """Save the config.json of the checkpoint that `make_checkpoint` saves, without weights."""
+    config = AutoConfig.for_model(**{**values_of(family), **overrides})
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    config.save_pretrained(folder)
 
 
 def values_of(family: str) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_bench_offline_measures_both_on_one_trace(capsys, folder, tmp_path):
     trace.write_text("\n".join(map(json.dumps, work)))
     argv = [*OFFLINE, str(folder), "--dataset-name", "trace", "--dataset-path", str(trace)]
     argv += ["--trace-block-size", "5", "--concurrency", "3", "--rounds", "1"]
-    assert main([*argv, "--json", str(report), "--max-model-len", "512"]) == 0
+    assert main([*argv, "--json", str(report), "--max-model-len", "128"]) == 0
     values = json.loads(report.read_text())
     assert values["num_requests"] == 6
     assert values["prompt_tokens"] == sum(item["input_length"] for item in work)

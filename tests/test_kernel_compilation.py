@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -484,6 +485,8 @@ def test_a_failed_compilation_names_case_architecture_release_and_reason(monkeyp
 def test_a_check_shows_each_step_and_ends_with_the_release(monkeypatch, capsys):
     case = CASES["norm, 4096 bf16"]
     monkeypatch.setattr(aot, "CASES", {case.name: case})
+    spawning = get_context("spawn")
+    monkeypatch.setattr(aot, "compilers", lambda: ProcessPoolExecutor(1, mp_context=spawning))
     summary = aot.check()
     release = f"Triton {triton.__version__}"
     steps = [

@@ -62,7 +62,13 @@ class WatchedEngine:
             tensor.memory[:, spoiled] = torch.nan
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# Its kinds of layers are those of "qwen2-window".
+_THOROUGH = pytest.param("qwen3-window", marks=pytest.mark.thorough)
+
+
+@pytest.fixture(
+    scope="module", params=[_THOROUGH if name == "qwen3-window" else name for name in FAMILIES]
+)
 def case(request, tmp_path_factory) -> Case:
     return Case(request.param, tmp_path_factory.mktemp(request.param))
 

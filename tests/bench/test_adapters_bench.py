@@ -9,9 +9,13 @@ import pytest
 from error_lines import error_line
 
 from paged_backend.cli import main
+from paged_backend.tools.bench import adapters as adapters_bench
 
 
-def test_figures_of_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_the_demo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters_bench, "ANSWER_TOKENS", 12)
     path = tmp_path / "figures.json"
     flags = ["--ranks", "2,5", "--concurrency", "2", "--rounds", "1", "--json", str(path)]
     assert main(["bench", "adapters", "demo", *flags]) == 0

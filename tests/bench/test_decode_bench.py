@@ -77,8 +77,11 @@ def test_bench_decode_measures_what_fits(capsys, folder, tmp_path):
 
 KILLED = """
 import os, signal, sys
+from paged_backend.tools.bench import environment
 from paged_backend.tools.bench.decode_engine import DecodeBench
 from paged_backend.cli import main
+
+environment._buffer_bytes = lambda device: 2**20
 
 time_steps = DecodeBench._time_steps
 
@@ -309,7 +312,7 @@ def test_bench_host_times_the_three_parts_of_a_step(capsys):
         assert all(float(value) > 0 for value in times)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
 def test_bench_experts_compares_with_reading_the_chosen_ones(capsys, dtype: str) -> None:
     sizes = ["--num-experts", "4", "--num-experts-per-tok", "4", "--hidden-size", "64"]
     sizes += ["--intermediate-size", "96", "--batch-sizes", "1,16", "--rounds", "3"]

@@ -288,7 +288,7 @@ def test_a_peer_that_fails_in_a_round_leaves_the_figures(
     monkeypatch.setattr(PeerProcess, "run", run_seven)
     path = tmp_path / "report.json"
     argv = [str(folder), "--num-prompts", "2", "--input-len", "9", "--output-len", "3"]
-    assert run(*argv, "--max-model-len", "512", "--json", str(path)) == 1
+    assert run(*argv, "--max-model-len", "128", "--json", str(path)) == 1
     assert "ended with exit status 9" in capsys.readouterr().out
     trace, *others = json.loads(path.read_text())["measurements"]
     assert len(calls) == 8 and trace["rounds"][0]["peer"] > 0

@@ -10,6 +10,7 @@ from error_lines import error_line
 
 from paged_backend.cli import main
 from paged_backend.speculation.token_index import TokenIndex
+from paged_backend.tools.bench import speculation, speculation_traces
 from paged_backend.tools.bench.speculation import SpeculationBench
 from paged_backend.tools.bench.speculation_traces import ANSWER_TOKENS, KINDS, traces
 
@@ -36,7 +37,11 @@ def test_answers_repeat_themselves_but_for_random_ones(kind: str) -> None:
         assert right == 0 if kind == "random" else right > 0.4 * ANSWER_TOKENS
 
 
-def test_figures_of_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_the_demo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (speculation, speculation_traces):
+        monkeypatch.setattr(module, "ANSWER_TOKENS", 64)
     path = tmp_path / "figures.json"
     flags = ["--traces", "edit,random", "--concurrency", "2", "--rounds", "1", *SUFFIX]
     assert run(*flags, "--json", str(path)) == 0

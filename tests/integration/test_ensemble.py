@@ -362,6 +362,7 @@ def test_a_bad_call_is_its_own_affair(llm: Client) -> None:
 # --- leaving ----------------------------------------------------------------------------------
 
 
+@pytest.mark.server
 def test_a_small_call_passes_large_ones(llm: Client) -> None:
     """Their texts take seconds to tokenize, and are too long."""
     with ThreadPoolExecutor(60) as pool:
@@ -374,6 +375,7 @@ def test_a_small_call_passes_large_ones(llm: Client) -> None:
                 call.result()
 
 
+@pytest.mark.server
 def test_stop_strings_that_are_too_long_to_go_with_each_response(llm: Client) -> None:
     stop = [f"{number:0256}" for number in range(16)]
     with pytest.raises(InvalidRequest, match=r"^stop: has \d+ bytes, more than 4096 \(max_pass"):

@@ -22,6 +22,7 @@ def test_adapters_give_the_tokens_of_merged_weights(tmp_path: Path) -> None:
     oracle.confirm(requests, run_requests(engine, requests))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("weights", [None, "int8"])
 @pytest.mark.parametrize("stored", ["fp8", "int8_per_token_head", "static scales"])
 def test_tokens_from_8_bits_do_not_depend_on_the_batch(

@@ -165,9 +165,11 @@ def tokens(outputs: list[SequenceOutput]) -> list[int]:
     "options",
     [
         {},
-        {"enforce_eager": True},
+        pytest.param({"enforce_eager": True}, marks=pytest.mark.thorough),
         {"max_num_batched_tokens": 16},
-        {"max_num_seqs": 4, "max_loras": 2, "max_cpu_loras": 3},
+        pytest.param(
+            {"max_num_seqs": 4, "max_loras": 2, "max_cpu_loras": 3}, marks=pytest.mark.thorough
+        ),
         {"max_loras": 1, "max_cpu_loras": 1},
         {"max_model_len": 128, "kv_cache_memory_bytes": 2**17, "block_size": 8},
         {"speculative_config": {"method": "suffix"}},

@@ -448,6 +448,7 @@ def test_an_exponent_of_mxfp4_that_is_no_number(tmp_path: Path) -> None:
         load(moe, tmp_path, quantized(tmp_path, CPU))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "error"), [("int8", 0.03), ("fp8", 0.1), ("int4", 0.25)])
 @pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss", "granite", "nemotron"])
 def test_weights_are_quantized_as_they_are_loaded(

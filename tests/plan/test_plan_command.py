@@ -14,6 +14,7 @@ from paged_loadtest.timeline import Timeline
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import main
+from paged_backend.tools.bench import environment
 from paged_backend.tools.bench.decode_roofline import DecodeRoofline
 
 ROOT = Path(__file__).parents[2]
@@ -202,8 +203,9 @@ def test_results_of_a_load_stand_beside_the_roofline(
 
 
 def test_results_of_the_decode_bench_stand_beside_the_roofline(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(environment, "_buffer_bytes", lambda device: 2**20)
     path = tmp_path / "decode.json"
     bench = ["bench", "decode", "demo", "--context", "64", "--batch-sizes", "1,4,4096"]
     assert main([*bench, "--steps", "4", "--no-peer", "--json", str(path)]) == 0

@@ -100,7 +100,7 @@ def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> 
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-u", str(tmp_path / "one_kernel.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    processes = [subprocess.Popen(command, env=environment, text=True, **pipes) for _ in range(3)]
+    processes = [subprocess.Popen(command, env=environment, text=True, **pipes) for _ in range(2)]
     for process in processes:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
     for process in processes:
@@ -108,7 +108,7 @@ def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> 
         process.stdin.write("\n")
         process.stdin.flush()
     hits = [process.communicate(timeout=120)[0] for process in processes]
-    assert sorted(hits) == ["0\n", "1\n", "1\n"]
+    assert sorted(hits) == ["0\n", "1\n"]
 
 
 def test_kernels_are_compiled_again_after_an_edit_in_any_module(tmp_path: Path) -> None:

@@ -114,7 +114,9 @@ def catch_up(subscriber: Subscriber, wanted: dict[tuple[int, int], list[int]]) -
     assert subscriber.cache.blocks == wanted
 
 
-@pytest.mark.parametrize("windows", ["one", "several", "window"])
+@pytest.mark.parametrize(
+    "windows", ["one", "several", pytest.param("window", marks=pytest.mark.thorough)]
+)
 def test_a_subscriber_reproduces_the_cache(addresses: list[str], windows: str) -> None:
     """Through lost messages, replays, snapshots, kills, and another subscriber that never reads."""
     options = options_of(addresses, buffer_steps=10, hwm=10_000)

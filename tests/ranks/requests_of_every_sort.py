@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from effort import ALL
+
 from paged_backend.engine.engine import Engine
 from paged_backend.values.outputs import SequenceOutput, TokenLogprobs
 from paged_backend.values.request import Request
@@ -23,8 +25,9 @@ class Answers(NamedTuple):
 
 def all_sorts() -> list[Request]:
     """Long and short prompts, greedy and seeded, with several completions, some with logprobs."""
-    greedy = {"temperature": 0, "max_tokens": 14, "ignore_eos": True}
-    seeded = {"temperature": 1.0, "top_p": 0.9, "seed": 3, "max_tokens": 14, "ignore_eos": True}
+    length = {"max_tokens": 14 if ALL else 9, "ignore_eos": True}
+    greedy = {"temperature": 0, **length}
+    seeded = {"temperature": 1.0, "top_p": 0.9, "seed": 3, **length}
     return [
         *(
             Request(f"g{i}", [*SHARED[: 20 + 3 * i], i + 5], SamplingParams(**greedy))

@@ -38,8 +38,8 @@ def torch_threads() -> Iterator[None]:
     ("family", "sizes", "num_ranks"),
     [
         pytest.param("llama3", {}, 2, id="dense"),
-        pytest.param("qwen2", {}, 2, id="biases"),
-        pytest.param("qwen3", {}, 2, id="norms of heads"),
+        pytest.param("qwen2", {}, 2, id="biases", marks=pytest.mark.thorough),
+        pytest.param("qwen3", {}, 2, id="norms of heads", marks=pytest.mark.thorough),
         pytest.param(
             "llama3", {"num_attention_heads": 4, "num_key_value_heads": 1}, 2, id="one head for two"
         ),
@@ -70,6 +70,7 @@ def test_tokens_are_those_of_merged_models(
             [(4, (*ATTENTION, *_MAMBA[0][1])), (2, ("out_proj",))],
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
             id="states and attention, in stages of two",
+            marks=pytest.mark.thorough,
         ),
         pytest.param(
             "kimi-linear",
@@ -105,7 +106,9 @@ def test_tokens_of_states_are_those_of_merged_models(
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        pytest.param("llama3", {"pipeline_parallel_size": 2}, id="stages"),
+        pytest.param(
+            "llama3", {"pipeline_parallel_size": 2}, id="stages", marks=pytest.mark.thorough
+        ),
         pytest.param("qwen3", {"pipeline_parallel_size": 3}, id="three stages"),
         pytest.param(
             "llama3", {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, id="stages of two"

@@ -43,7 +43,9 @@ def test_models_that_transformers_computes(
     """One has sliding windows and a tied embedding, the other fused projections and biases."""
     make_checkpoint(family, tmp_path)
     one, several = (make_engine(tmp_path, **STEPS, **options) for options in ({}, layout))
-    assert_equal(answers_of(one), answers_of(several), preempted=False)
+    *_, last = every = all_sorts()
+    some = every if ALL else [*every[3:6], last]
+    assert_equal(answers_of(one, some), answers_of(several, some), preempted=False)
     for name in ("weight_bytes", "kv_bytes_per_token"):
         assert getattr(several.executor.info, name) < 0.75 * getattr(one.executor.info, name)
 
@@ -51,8 +53,11 @@ def test_models_that_transformers_computes(
 @pytest.mark.parametrize(
     "family",
     [
-        *("qwen3-next", "granite-hybrid"),
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("lfm2", "jamba")),
+        "qwen3-next",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("granite-hybrid", "lfm2", "jamba")
+        ),
     ],
 )
 def test_greedy_tokens_of_states(family: str, tmp_path: Path) -> None:
@@ -78,9 +83,10 @@ def has_ended(pid: int) -> bool:
 
 
 def test_the_end_of_a_rank_ends_the_others_and_the_next_step(tmp_path: Path) -> None:
-    make_checkpoint("llama3", tmp_path, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
-    engine = make_engine(tmp_path, tensor_parallel_size=4)
-    first, second, third = ranks_of(os.getpid())
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 3}
+    make_checkpoint("llama3", tmp_path, **heads, hidden_size=48, intermediate_size=96)
+    engine = make_engine(tmp_path, tensor_parallel_size=3)
+    first, second = ranks_of(os.getpid())
     engine.executor.check()
     os.kill(second, signal.SIGKILL)
     with pytest.raises(EngineDead, match="engine_dead: rank 2 ended: killed by SIGKILL"):
@@ -88,9 +94,9 @@ def test_the_end_of_a_rank_ends_the_others_and_the_next_step(tmp_path: Path) -> 
     with pytest.raises(EngineDead, match="engine_dead: rank 2 ended: killed by SIGKILL"):
         engine.executor.check()
     deadline = time.monotonic() + 10
-    while not all(map(has_ended, (first, second, third))) and time.monotonic() < deadline:
+    while not all(map(has_ended, (first, second))) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert all(map(has_ended, (first, second, third)))
+    assert all(map(has_ended, (first, second)))
 
 
 def test_a_rank_that_hangs_is_found_by_the_time_limit(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import FAMILIES, make_checkpoint
+from checkpoints import FAMILIES, write_config
 
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.checkpoint.registry import tensors_of
@@ -21,7 +21,7 @@ EVEN = {"kimi-linear": {"linear_num_heads": 4}}
 @pytest.mark.parametrize("by_expert", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ranks_have_each_number_of_a_tensor(family: str, by_expert: bool, tmp_path: Path) -> None:
-    make_checkpoint(family, tmp_path, **EVEN.get(family, {}))
+    write_config(family, tmp_path, **EVEN.get(family, {}))
     whole = load_model_config(tmp_path)
     try:
         part = divide(whole, 2, by_expert=by_expert)

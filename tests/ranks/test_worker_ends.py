@@ -69,6 +69,7 @@ def waiting(what: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 0), ("SIGINT", 130)])
 @pytest.mark.parametrize("what", [TO_ANOTHER_THREAD, IN_A_DESTRUCTOR], ids=["thread", "destructor"])
 def test_no_signal_is_lost(what: str, name: str, status: int, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def improbability(counts: np.ndarray, shares: np.ndarray) -> float:
     return (statistic - freedom) / math.sqrt(2 * freedom)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "fields",
     [

@@ -129,7 +129,7 @@ def stats_of(engine: Engine) -> EngineStats:
         ("llama3", "mistral", {"model_impl": "transformers"}),
         ("qwen3-next", "qwen2", {}),
         ("granite-hybrid", "qwen2", {"max_num_batched_tokens": 16}),
-        ("mamba2", "mistral", {}),
+        pytest.param("mamba2", "mistral", {}, marks=pytest.mark.thorough),
     ],
 )
 def test_tokens_are_the_same(

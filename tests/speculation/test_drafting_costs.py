@@ -205,6 +205,7 @@ def best_ratio(
     return max(ratios)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("chance", [1.0, 0.9, 0.7])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_cheap_draft_model_keeps_its_gain(model: str, chance: float) -> None:

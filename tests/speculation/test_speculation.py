@@ -74,7 +74,10 @@ def answers_of(engine: Engine, wanted: list[Request]) -> dict[tuple[str, int], l
         ("llama4", NGRAM, {"block_size": 8}),  # guesses cross the borders of chunks
         ("qwen2", NGRAM, {"kv_cache_memory_bytes": 2**18, "max_model_len": 128}),  # preemption
         ("gemma3", SUFFIX, {"quantization": "int8"}),
-        ("qwen3-moe", SUFFIX, {"kv_cache_dtype": "int8_per_token_head"}),
+        pytest.param(
+            *("qwen3-moe", SUFFIX, {"kv_cache_dtype": "int8_per_token_head"}),
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_tokens_are_the_same(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import examples
 from tokenizer_layouts import LAYOUTS, random_ids, random_texts
 from transformers import AutoTokenizer
 
@@ -19,7 +20,7 @@ from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 from paged_backend.values.outputs import FinishReason
 from paged_backend.values.sampling_params import SamplingParams
 
-CASES = 300
+CASES = examples(300)
 Pair = tuple[Tokenizer, Any]
 
 
