@@ -6,11 +6,14 @@ asynchronous scheduling, tokens that never pass through the host, sampling by ke
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from masking import MaskingExecutor
 from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.engine.engine import Engine
@@ -89,6 +92,33 @@ def test_no_option_of_a_request_needs_an_operation_that_the_warm_up_has_not_run(
     with Operations() as serving:
         drawn(engine, requests)
     assert serving.seen - warm_up.seen == set()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts interpreted launches")
+def test_a_decode_step_launches_few_kernels(oracle, monkeypatch):
+    """More than these for a layer cost a small batch much of its time."""
+    launched: Counter[str] = Counter()
+    launch = GridExecutor.__call__
+
+    def counted(self: GridExecutor, *arguments: object, **named: object) -> None:
+        launched[self.fn.__name__] += 1
+        launch(self, *arguments, **named)
+
+    engine = engine_for(oracle)
+    for name in "abc":
+        engine.add_request(Request(name, [5] * 20, SamplingParams(temperature=0, max_tokens=9)))
+    for _ in range(4):
+        engine.step()
+    monkeypatch.setattr(GridExecutor, "__call__", counted)
+    engine.step()
+    assert launched == {
+        "_plan_kernel": 1,
+        "_fused_qk_norm_rope_cache_kernel": 2,
+        "_split_kernel": 2,
+        "_gated_activation_kernel": 2,
+        "_rms_norm_kernel": 5,  # two in each of two layers, and the last one
+        "_sample_kernel": 1,
+    }
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
