@@ -73,6 +73,7 @@ class Attention:
         self._keys_as_values = layer.keys_as_values
         self._is_alone = not variant.parallel_mixers
         self._gated, self._names = variant.gated_attention, variant.names
+        self._multiply_sigmoid = kernels.layers.multiply_sigmoid
         self._head_order = head_order(config.ropes[index], interleaved=variant.rotary.interleaved)
         self._query_size = config.num_heads * layer.head_dim
         self._query_scales = _query_scales(config, index, cos_sin_cache, kernels.dtype)
@@ -133,7 +134,9 @@ class Attention:
         qkv = self.qkv_proj(x)
         if self._gated:
             gate, qkv = qkv[:, : self._query_size], qkv[:, self._query_size :].contiguous()
-            return backend.attend(self.layer, qkv, meta).mul_(gate.sigmoid())
+            out = backend.attend(self.layer, qkv, meta)
+            self._multiply_sigmoid(out, gate)
+            return out
         if self._keys_as_values:
             qkv = torch.cat((qkv, qkv[:, self._query_size :]), dim=1)
         if self._token_norm is not None:

@@ -84,6 +84,10 @@ class LayerFunctions(Protocol):
         """
         ...
 
+    def multiply_sigmoid(self, out: Tensor, gate: Tensor) -> None:
+        """Multiply `out` by sigmoid(gate) in place; see `multiply_silu`."""
+        ...
+
     def choose_experts(
         self, logits: Tensor, routing: Routing, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Products on the AMX units of a CPU: bf16 with float32 sums, int8 with int32 sums.
+"""Products of tiles on the AMX units of a CPU: bf16 with float32 sums, int8 with int32 sums.
 
 A float32 matrix is nearly the sum of two bf16 matrices, its parts. The product of two such sums is
 that of three pairs of parts; the product of the smaller ones is left out. The method is that of
@@ -17,37 +17,25 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from paged_backend.checkpoint.shape import Activation
-from paged_backend.platforms.cpu.gated import index_of, make_gate
-from paged_backend.platforms.cpu.in_place import Initial
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
-from paged_backend.platforms.cpu.threads import (
-    ParallelKernel,
-    claim,
-    device_function,
-    floats,
-)
+from paged_backend.platforms.cpu.threads import device_function
 from paged_backend.platforms.cpu.tiles import emit_prefetch
-from paged_backend.platforms.cpu.vectors import store_bfloat16
 
 ROWS = 16  # rows of a tile
 LANES = 16  # columns of a panel
 DEPTH = 32  # bf16 values in a row of a tile
-_TILE_BYTES = 1024
-_WIDTH = 4 * LANES  # columns of a piece of work
-_BLOCK_ROWS = 512  # rows of a piece; more would leave the cache before the next columns read them
+TILE_BYTES = 1024  # bytes of a tile
 _SIZES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # sizes of a result in tiles: rows, columns
 _SIZES_OF_PARTS = ((1, 1), (1, 2), (2, 1), (2, 2))
 _ONE_PRODUCT = ((0, 0),)
 _PRODUCTS_OF_PARTS = ((1, 0), (0, 0), (0, 1))  # parts of A and B; the largest part is 0
-_PREFETCH_BYTES = 2 * _TILE_BYTES  # from a loaded tile of B to the one that is prefetched
+_PREFETCH_BYTES = 2 * TILE_BYTES  # from a loaded tile of B to the one that is prefetched
 _BF16, _INT8_TILES = "tdpbf16ps", "tdpbusd"  # the instructions that multiply tiles
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
@@ -96,7 +84,7 @@ class _TileProduct(NamedTuple):
 
     instruction: str
     products: tuple[tuple[int, int], ...] = _ONE_PRODUCT  # pairs of parts of A and B, in order
-    streams: bool = False  # B is read from memory once, so it is prefetched
+    streams: bool = False  # B comes from memory, so it is prefetched
 
 
 def _emit(builder: Any, product: _TileProduct, row_tiles: int, panels: int, args: Any) -> None:
@@ -132,7 +120,7 @@ def _emit(builder: Any, product: _TileProduct, row_tiles: int, panels: int, args
             for total in (total for row in sums for total in row):
                 run("tilezero", total)
     with cgutils.for_range(builder, steps) as loop:
-        a_bytes, b_bytes = INT64(2 * DEPTH), INT64(_TILE_BYTES)
+        a_bytes, b_bytes = INT64(2 * DEPTH), INT64(TILE_BYTES)
         a_step, b_step = (
             builder.gep(base, [builder.mul(loop.index, size)])
             for base, size in ((a, a_bytes), (b, b_bytes))
@@ -150,7 +138,7 @@ def _emit(builder: Any, product: _TileProduct, row_tiles: int, panels: int, args
                     place = at(b_part, panel_stride, j)
                     run("tileloadd64", b_tile, place, INT64(2 * DEPTH))
                     if product.streams:
-                        for line in range(0, _TILE_BYTES, 2 * DEPTH):
+                        for line in range(0, TILE_BYTES, 2 * DEPTH):
                             ahead = INT64(_PREFETCH_BYTES + line)
                             emit_prefetch(builder, builder.gep(place, [ahead]))
                 for i, tile in enumerate(a_tiles):
@@ -210,9 +198,9 @@ multiply_bf16_tile = _make_multiply_tile(_TileProduct(_BF16))
 """Multiply tiles of bf16 values; the result is float32."""
 
 stream_bf16_tile = _make_multiply_tile(_TileProduct(_BF16, streams=True))
-"""Multiply the same for a weight that is read from memory once."""
+"""Multiply the same for a weight that comes from memory, not from a cache."""
 
-_multiply_parts_tile = _make_multiply_tile(_TileProduct(_BF16, _PRODUCTS_OF_PARTS), _SIZES_OF_PARTS)
+multiply_parts_tile = _make_multiply_tile(_TileProduct(_BF16, _PRODUCTS_OF_PARTS), _SIZES_OF_PARTS)
 """Multiply tiles of float32 values in two parts, up to two panels at once."""
 
 multiply_int8_tile = _make_multiply_tile(_TileProduct(_INT8_TILES))
@@ -242,209 +230,11 @@ def release_tiles(context: Any) -> Any:
 
 
 @device_function
-def _copy(shape: Any, source: _Matrix, target: _Matrix) -> None:
-    """Copy floats."""
-    rows, columns = shape
-    for row in range(rows):
-        values = floats(source.address + row * source.stride, columns)
-        place = floats(target.address + row * target.stride, columns)
-        for i in range(columns):
-            place[i] = values[i]
-
-
-@device_function
 def panels_at_once(row_tiles: int, left: int) -> Any:
     """Return the number of panels, of those that are left, for one call of a tile function."""
     count = min(4 // row_tiles, left)
     return 2 if count == 3 else count
 
 
-class _Matrix(NamedTuple):
-    """A matrix in memory."""
-
-    address: Any
-    stride: Any  # bytes from a row to the next one
-
-
-@device_function
-def _multiply_block(
-    parts: int,
-    row_tiles: int,
-    num_panels: int,
-    x: _Matrix,
-    panels: _Matrix,
-    result: _Matrix,
-    before: _Matrix,
-) -> None:
-    """Multiply one or two tiles of rows by some panels.
-
-    Args:
-        parts: parts of each number, 1 or 2.
-        row_tiles: 1 or 2.
-        num_panels: up to 4.
-        x: the rows.
-        panels: each of its rows is a panel.
-        result: where the product goes.
-        before: what the sums begin with; its address is 0 for zeros.
-    """
-    panel = 0
-    while panel < num_panels:
-        count = panels_at_once(max(parts, row_tiles), num_panels - panel)
-        shift = panel * LANES * 4
-        begin = before.address
-        if begin != 0:
-            begin += shift
-        weights = panels.address + panel * panels.stride
-        if parts == 1:
-            multiply_bf16_tile(
-                *(row_tiles, count, x.address, x.stride, weights, panels.stride),
-                *(result.address + shift, result.stride, panels.stride // _TILE_BYTES),
-                *(begin, before.stride),
-            )
-        else:
-            _multiply_parts_tile(
-                *(row_tiles, count, x.address, x.stride, weights, panels.stride),
-                *(result.address + shift, result.stride, panels.stride // (2 * _TILE_BYTES)),
-                *(begin, before.stride),
-            )
-        panel += count
-
-
-def _multiply_panels(arguments: Any) -> None:
-    """Compute some rows of the columns that belong to some panels, then the next ones."""
-    words = numba.carray(arguments, 11)
-    x, panels, out, rows, columns, steps, initial = words[2:9]
-    parts = words[10]
-    panel_stride, x_stride = parts * steps * _TILE_BYTES, parts * steps * (2 * DEPTH)
-    memory = np.empty((2 * ROWS, _WIDTH), np.float32)  # for results that do not fill their tiles
-    edge = _Matrix(np.int64(memory.ctypes.data), np.int64(_WIDTH * 4))
-    use_tiles(words[1])
-    num_columns = (columns + _WIDTH - 1) // _WIDTH
-    num_pieces = num_columns * ((rows + _BLOCK_ROWS - 1) // _BLOCK_ROWS)
-    piece = claim(arguments)
-    while piece < num_pieces:
-        first, column = piece // num_columns * _BLOCK_ROWS, piece % num_columns * _WIDTH
-        num_panels = min(_WIDTH // LANES, (columns - column + LANES - 1) // LANES)
-        weights = _Matrix(panels + column // LANES * panel_stride, panel_stride)
-        for row in range(first, min(first + _BLOCK_ROWS, rows), 2 * ROWS):
-            row_tiles = 2 if rows - row > ROWS else 1
-            place = _Matrix(out + (row * columns + column) * 4, columns * 4)
-            before = _Matrix(initial, words[9] * 4)
-            if initial != 0:
-                before = _Matrix(initial + row * before.stride + column * 4, before.stride)
-            shape = min(2 * ROWS, rows - row), min(_WIDTH, columns - column)
-            is_whole = shape[0] == row_tiles * ROWS and shape[1] == num_panels * LANES
-            source = _Matrix(x + row * x_stride, x_stride)
-            if is_whole:
-                _multiply_block(parts, row_tiles, num_panels, source, weights, place, before)
-            else:
-                if initial != 0:
-                    _copy(shape, before, edge)
-                    before = edge
-                _multiply_block(parts, row_tiles, num_panels, source, weights, edge, before)
-                _copy(shape, edge, place)
-        piece = claim(arguments)
-    memory[0, 0] = (
-        0  # numba frees an array after its own last use, even if its address is used later
-    )
-    release_tiles()
-
-
-_gate = make_gate("bfloat16", np.uint16, store_bfloat16)
-
-
-def _multiply_gated(arguments: Any) -> None:
-    """Compute some rows of the columns that belong to pairs of panels, then the next ones."""
-    words = numba.carray(arguments, 11)
-    x, panels, out_at, rows, columns, steps, initial = words[2:9]
-    panel_stride, x_stride = steps * _TILE_BYTES, steps * (2 * DEPTH)
-    memory = np.empty((2 * ROWS, _WIDTH), np.float32)
-    sums = _Matrix(np.int64(memory.ctypes.data), np.int64(_WIDTH * 4))
-    use_tiles(words[1])
-    num_columns = columns // (_WIDTH // 2)
-    num_pieces = num_columns * ((rows + _BLOCK_ROWS - 1) // _BLOCK_ROWS)
-    piece = claim(arguments)
-    while piece < num_pieces:
-        first, column = piece // num_columns * _BLOCK_ROWS, piece % num_columns * (_WIDTH // 2)
-        weights = _Matrix(panels + column // LANES * 2 * panel_stride, panel_stride)
-        for row in range(first, min(first + _BLOCK_ROWS, rows), 2 * ROWS):
-            row_tiles = 2 if rows - row > ROWS else 1
-            num_rows = min(2 * ROWS, rows - row)
-            before = _Matrix(initial, words[9] * 4)
-            if initial != 0:
-                place = initial + row * before.stride + column * 2 * 4
-                _copy((num_rows, _WIDTH), _Matrix(place, before.stride), sums)
-                before = sums
-            source = _Matrix(x + row * x_stride, x_stride)
-            _multiply_block(1, row_tiles, _WIDTH // LANES, source, weights, sums, before)
-            size = num_rows, _WIDTH // (2 * LANES)
-            out = out_at + (row * columns + column) * 2
-            _gate(sums.address, _WIDTH, out, columns, size, words[10])
-        piece = claim(arguments)
-    memory[0, 0] = 0  # see `_multiply_panels`
-    release_tiles()
-
-
 TILE_CONFIG = tile_config([2 * DEPTH] * 8, [ROWS] * 8)
 """The configuration of the tiles for the tile functions."""
-
-
-@functools.cache
-def _kernels() -> tuple[ParallelKernel, ParallelKernel]:
-    if not has_amx():  # the first instruction would end the process
-        raise RuntimeError("this CPU has no AMX with bf16, or the kernel does not allow it")
-    return ParallelKernel(_multiply_panels), ParallelKernel(_multiply_gated)
-
-
-def multiply_panels(
-    x: int,
-    panels: int,
-    out: int,
-    rows: int,
-    columns: int,
-    steps: int,
-    initial: Initial,
-    parts: int = 1,
-) -> None:
-    """C = A @ B, plus what the sums begin with, for the addresses of A, B and C.
-
-    Args:
-        x: A [rows, parts, steps * DEPTH] bf16; the rows up to a multiple of ROWS are read, too.
-        panels: B in panels [columns / LANES, parts, steps, DEPTH / 2, LANES, 2] bf16: pairs of
-            values that follow each other in the depth, for each column. The last panel is padded.
-        out: C [rows, columns] float32.
-        rows: number of rows.
-        columns: number of columns.
-        steps: the depth in tiles.
-        initial: what the sums begin with.
-        parts: 1, or 2 where A and B are sums of two matrices.
-    """
-    multiply, _ = _kernels()
-    multiply(TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, *initial, parts)
-
-
-def multiply_gated(
-    x: int,
-    panels: int,
-    out: int,
-    rows: int,
-    columns: int,
-    steps: int,
-    initial: Initial,
-    activation: Activation,
-) -> None:
-    """Compute act(gate) * up in bf16, where gate and up are the halves of a product.
-
-    Args:
-        x: see `multiply_panels`.
-        panels: the same; panels of gate and up take turns.
-        out: address of the result [rows, columns] bf16.
-        rows: number of rows.
-        columns: number of columns of gate, a multiple of 2 * LANES.
-        steps: the depth in tiles.
-        initial: what the sums begin with, in the order of the panels.
-        activation: activation of the gate.
-    """
-    _, multiply = _kernels()
-    sizes = rows, columns, steps
-    multiply(TILE_CONFIG.ctypes.data, x, panels, out, *sizes, *initial, index_of(activation))

@@ -25,18 +25,18 @@ from paged_backend.platforms.cpu.amx import (
     DEPTH,
     LANES,
     ROWS,
+    TILE_BYTES,
     TILE_CONFIG,
-    multiply_bf16_tile,
-    panels_at_once,
     release_tiles,
-    stream_bf16_tile,
     use_tiles,
 )
+from paged_backend.platforms.cpu.amx_products import Matrix, multiply_block
 from paged_backend.platforms.cpu.expert_groups import Groups
 from paged_backend.platforms.cpu.expert_kernels import ExpertWeights, add_ranks, finish_down
 from paged_backend.platforms.cpu.layers import activation_bits
 from paged_backend.platforms.cpu.llvm import INT64
 from paged_backend.platforms.cpu.math import emit_maximum, emit_swiglu
+from paged_backend.platforms.cpu.states import prefetch
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
@@ -53,7 +53,6 @@ SPARE_ROWS = ROWS - 1
 _PANELS = 4  # panels of a piece of work, at most
 _WIDTH = _PANELS * LANES
 _BLOCK = 2 * ROWS  # rows of sums that are kept before they are finished
-_TILE_BYTES = 2 * DEPTH * LANES
 _NUM_ARGUMENTS = 16  # the counter included
 
 
@@ -115,56 +114,27 @@ def _finish_up(words: Any, first: int, rows: int, column: int, sums: Any) -> Non
 
 
 @device_function
-def _multiply(
-    rows: int,
-    x: int,
-    weights: int,
-    num_panels: int,
-    steps: int,
-    out: int,
-    bias: int,
-    streams: bool,
-) -> None:
-    """Multiply up to `_BLOCK` rows by some panels; a row of the result is `_WIDTH` floats long.
-
-    Args:
-        rows: number of rows.
-        x: address of the rows, which are contiguous; whole tiles are read.
-        weights: address of the panels.
-        num_panels: number of panels.
-        steps: the depth in tiles.
-        out: address of the result.
-        bias: address of what the sums of each row begin with, or 0.
-        streams: the panels are read from memory once.
-    """
-    row_tiles, step = 2 if rows > ROWS else 1, 2 * DEPTH
-    panel_bytes, panel = steps * _TILE_BYTES, 0
-    while panel < num_panels:
-        count = panels_at_once(row_tiles, num_panels - panel)
-        begin = bias
-        if bias != 0:
-            begin += panel * LANES * 4
-        here, place = weights + panel * panel_bytes, out + panel * LANES * 4
-        if streams:
-            stream_bf16_tile(
-                *(row_tiles, count, x, steps * step, here, panel_bytes),
-                *(place, np.int64(_WIDTH * 4), steps, begin, np.int64(0)),
-            )
-        else:
-            multiply_bf16_tile(
-                *(row_tiles, count, x, steps * step, here, panel_bytes),
-                *(place, np.int64(_WIDTH * 4), steps, begin, np.int64(0)),
-            )
-        panel += count
+def _prefetch_nothing(words: Any, first: int, rows: int, column: int, width: int) -> None:
+    """The results of neighboring rows lie together, so the processor finds them by itself."""
 
 
-def _make_kernel(finish: Any) -> Any:
+@device_function
+def _prefetch_results(words: Any, first: int, rows: int, column: int, width: int) -> None:
+    """Begin to load the memory of `finish_down`'s results, which are far from each other."""
+    out, num_pairs, hidden = words[9], words[10], words[11]
+    pairs = longs(words[12], num_pairs)
+    for row in range(first, first + rows):
+        prefetch(out + (pairs[row] * hidden + column) * 4, width)
+
+
+def _make_kernel(finish: Any, prefetch_results: Any) -> Any:
     """Return the device function that computes all pieces of a product of groups.
 
     A piece is some panels of one expert, and all of its rows.
 
     Args:
         finish: stores the sums of some rows and panels.
+        prefetch_results: begins to load the memory to which `finish` will store.
     """
 
     @inlined
@@ -175,34 +145,35 @@ def _make_kernel(finish: Any) -> Any:
         num_groups = longs(counts_at, 2)[1]
         bounds = longs(bounds_at, (num_groups, 3))
         pieces = (num_panels + _PANELS - 1) // _PANELS
-        all_sums = np.empty((_BLOCK, _WIDTH), np.float32)
+        row_bytes, panel_bytes = steps * 2 * DEPTH, steps * TILE_BYTES
+        memory = np.empty((_BLOCK, _WIDTH), np.float32)
+        sums = Matrix(np.int64(memory.ctypes.data), np.int64(_WIDTH * 4))
         use_tiles(words[8])
         piece = claim(arguments)
         while piece < num_groups * pieces:
             expert, start, count = bounds[piece // pieces]
             panel = piece % pieces * _PANELS
-            here = min(_PANELS, num_panels - panel)
-            weights = panels_at + (expert * num_panels + panel) * steps * _TILE_BYTES
-            bias = bias_at
+            here, place = min(_PANELS, num_panels - panel), expert * num_panels + panel
+            weights = Matrix(panels_at + place * panel_bytes, panel_bytes)
+            bias = Matrix(bias_at, np.int64(0))
             if bias_at != 0:
-                bias += (expert * num_panels + panel) * LANES * 4
+                bias = Matrix(bias_at + place * LANES * 4, np.int64(0))
             for block in range(0, count, _BLOCK):
                 first, rows = start + block, min(_BLOCK, count - block)
-                at = np.int64(all_sums.ctypes.data)
-                _multiply(
-                    *(rows, x + first * steps * 2 * DEPTH, weights, here, steps, at, bias),
-                    count <= _BLOCK,
-                )
-                finish(words, first, rows, panel * LANES, all_sums[:rows, : here * LANES])
+                prefetch_results(words, first, rows, panel * LANES, here * LANES)
+                source, row_tiles = Matrix(x + first * row_bytes, row_bytes), 1 + (rows > ROWS)
+                multiply_block(1, row_tiles, here, source, weights, sums, bias, block == 0)
+                finish(words, first, rows, panel * LANES, memory[:rows, : here * LANES])
             piece = claim(arguments)
+        memory[0, 0] = 0  # see `amx_products`
         release_tiles()
 
     return compute_pieces
 
 
-_gate_up, _up, _down = (
-    _make_kernel(finish) for finish in (_finish_gate_up, _finish_up, finish_down)
-)
+_gate_up = _make_kernel(_finish_gate_up, _prefetch_nothing)
+_up = _make_kernel(_finish_up, _prefetch_nothing)
+_down = _make_kernel(finish_down, _prefetch_results)
 
 
 # Compiled kernels are kept on the disk by the names of functions of this module.

@@ -8,7 +8,7 @@ from torch import Tensor
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearProduct, LinearSpec
 from paged_backend.models.lora_kernels import without_adapters
-from paged_backend.platforms.cpu import amx, bf16_kernels
+from paged_backend.platforms.cpu import amx_products, bf16_kernels
 from paged_backend.platforms.cpu.amx import DEPTH, ROWS
 from paged_backend.platforms.cpu.bf16_kernels import gather_rows, round_rows
 from paged_backend.platforms.cpu.gated import GatedLinear
@@ -71,7 +71,7 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
         rounded = self._rounded(x)
         x_at, panels_at, out_at = (t.data_ptr() for t in (rounded, self._panels, out))
         sizes = len(x), self._spec.outputs, self._steps
-        amx.multiply_panels(x_at, panels_at, out_at, *sizes, initial)
+        amx_products.multiply_panels(x_at, panels_at, out_at, *sizes, initial)
 
     @property
     def reads_bfloat16(self) -> bool:
@@ -104,7 +104,7 @@ class BFloat16GatedLinear(GatedLinear, BFloat16Linear):
         out = padded_rows(rows, columns)
         rounded = self._rounded(x.contiguous())
         places = rounded.data_ptr(), self._panels.data_ptr(), out.data_ptr()
-        amx.multiply_gated(*places, rows, columns, self._steps, initial, activation)
+        amx_products.multiply_gated(*places, rows, columns, self._steps, initial, activation)
         return out
 
 

@@ -147,6 +147,12 @@ def multiply_silu(out: Tensor, gate: Tensor) -> None:
     _multiply_silu()(out.data_ptr(), gate.data_ptr(), *out.shape, gate.stride(0))
 
 
+def multiply_sigmoid(out: Tensor, gate: Tensor) -> None:
+    """See `platforms.portable.layers.multiply_sigmoid`; `out` must be contiguous."""
+    gate = rows_of(gate)
+    _multiply_sigmoid()(out.data_ptr(), gate.data_ptr(), *out.shape, gate.stride(0))
+
+
 def choose_experts(
     logits: Tensor, routing: Routing, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -296,6 +302,18 @@ def _multiply_silu_rows(arguments: Any) -> None:
         start, end = claim_rows(arguments, rows)
 
 
+def _multiply_sigmoid_rows(arguments: Any) -> None:
+    _, out_address, gate_address, rows, size, gate_stride = numba.carray(arguments, 6)
+    out = floats(out_address, (rows, size))
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            gate = floats(gate_address + row * gate_stride * 4, size)
+            for i in range(size):
+                out[row, i] *= sigmoid(gate[i])
+        start, end = claim_rows(arguments, rows)
+
+
 def _add_gated_rows(arguments: Any) -> None:
     _, out_address, address, gate_address, rows, size = numba.carray(arguments, 6)
     out, x = floats(out_address, (rows, size)), floats(address, (rows, size))
@@ -355,6 +373,7 @@ _swiglu = ParallelKernel(_swiglu_rows)
 _add_gated = cache(partial(ParallelKernel, _add_gated_rows))
 _add = cache(partial(ParallelKernel, _add_rows))
 _multiply_silu = cache(partial(ParallelKernel, _multiply_silu_rows))
+_multiply_sigmoid = cache(partial(ParallelKernel, _multiply_sigmoid_rows))
 _choose_experts = cache(partial(ParallelKernel, _choose_experts_of_rows))
 _rounded_rms_norm = cache(partial(ParallelKernel, _rounded_rms_norm_rows))
 _layer_norm = cache(partial(ParallelKernel, _layer_norm_rows))

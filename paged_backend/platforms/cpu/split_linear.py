@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.models.linear import LinearSpec
-from paged_backend.platforms.cpu import amx
+from paged_backend.platforms.cpu import amx_products
 from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS
 from paged_backend.platforms.cpu.bf16_kernels import split_rows
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
@@ -48,4 +48,4 @@ class SplitLinear(InPlaceProduct, TorchLinear):
         split = split_rows(x, rows, self._steps * DEPTH)
         places = split.data_ptr(), self._panels.data_ptr(), out.data_ptr()
         sizes = len(x), self._num_outputs, self._steps
-        amx.multiply_panels(*places, *sizes, initial, parts=2)
+        amx_products.multiply_panels(*places, *sizes, initial, parts=2)

@@ -16,6 +16,7 @@ from paged_backend.platforms.portable.layers import (
     gelu,
     layer_norm,
     multiply_heads,
+    multiply_sigmoid,
     multiply_silu,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "gelu",
     "layer_norm",
     "multiply_heads",
+    "multiply_sigmoid",
     "multiply_silu",
     "rms_norm",
 ]

@@ -91,6 +91,11 @@ def multiply_silu(out: Tensor, gate: Tensor) -> None:
     out *= F.silu(gate)
 
 
+def multiply_sigmoid(out: Tensor, gate: Tensor) -> None:
+    """Multiply `out` by sigmoid(gate) in place; both are [rows, size]."""
+    out *= gate.sigmoid()
+
+
 def choose_experts(
     logits: Tensor, routing: Routing, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
