@@ -61,16 +61,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of `FAKE`, which takes the place of transformers."""
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    monkeypatch.setitem(
+        peer_options.PEERS,
+        "transformers",
+        SimpleNamespace(script=script, dtypes=("float32",), decodes=True),
+    )
+    return script
+
+
+@pytest.fixture
+def fake(script: Path) -> Any:
     """A function that starts a peer with a changed line of `FAKE`."""
 
     def start(old: str = "", new: str = "", **options: Any) -> PeerProcess:
         assert old in FAKE
-        script = tmp_path / "fake.py"
         script.write_text(FAKE.replace(old, new) if old else FAKE)
-        monkeypatch.setitem(
-            peer_options.PEERS, "transformers", SimpleNamespace(script=script, dtypes=("float32",))
-        )
         settings = PeerSettings("folder", "auto", "cpu", "float32", 2, 512, 4, 512, 2**20)
         return PeerProcess(PeerOptions("transformers", sys.executable), settings, **options)
 
@@ -100,6 +109,8 @@ def test_engine_and_peer_are_measured_in_rounds(
         assert len(measurement["rounds"]) == 2
         assert all(pair["engine"] > 0 and pair["peer"] > 0 for pair in measurement["rounds"])
         assert measurement["ratio_min"] <= measurement["ratio"] <= measurement["ratio_max"]
+    rates = [pair["engine"] / pair["peer"] for pair in values["measurements"][0]["rounds"]]
+    assert values["measurements"][0]["ratio_min"] == pytest.approx(min(rates))
     assert values["output_tokens"] == 6 * 7
     assert values["peer"]["name"] == "transformers" and values["peer"]["problem"] is None
     assert values["peer"]["about"]["format"] == "float32"
@@ -271,6 +282,7 @@ def test_a_peer_that_stops_early_is_no_peer(fake: Any) -> None:
             peer.run([Job([1], 7)], 1, 60)
 
 
+@pytest.mark.usefixtures("script")
 def test_a_peer_that_fails_in_a_round_leaves_the_figures(
     capsys: pytest.CaptureFixture[str],
     folder: Path,
@@ -288,7 +300,8 @@ def test_a_peer_that_fails_in_a_round_leaves_the_figures(
     monkeypatch.setattr(PeerProcess, "run", run_seven)
     path = tmp_path / "report.json"
     argv = [str(folder), "--num-prompts", "2", "--input-len", "9", "--output-len", "3"]
-    assert run(*argv, "--max-model-len", "128", "--json", str(path)) == 1
+    argv += ["--threads", "2", "--max-model-len", "128"]
+    assert run(*argv, "--json", str(path)) == 1
     assert "ended with exit status 9" in capsys.readouterr().out
     trace, *others = json.loads(path.read_text())["measurements"]
     assert len(calls) == 8 and trace["rounds"][0]["peer"] > 0

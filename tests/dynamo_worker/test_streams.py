@@ -90,42 +90,33 @@ def kill_engine(folder: Path) -> None:
     os.kill(ProcessId.parse(pid_file.read_text()).pid, signal.SIGKILL)
 
 
-def test_streams_equal_the_engines_also_after_it_was_killed(
+def test_streams_and_beams_equal_the_engines_also_after_it_was_killed(
     short_folder: Path, expected_tokens: list[list[int]]
 ) -> None:
-    async def generate() -> list[list[int]]:
-        async with started() as streams:
-            opened = [open_stream(streams, index) for index in range(len(PROMPTS))]
-            tasks = [asyncio.create_task(tokens_of(streams, stream)) for stream in opened]
-            while not all(sum(stream.num_tokens) >= 2 for stream in opened):
-                await asyncio.sleep(0.001)
-            assert not all(stream.is_finished for stream in opened)
-            kill_engine(short_folder)
-            late = open_stream(streams)  # waits for the next engine
-            assert await tokens_of(streams, late) == expected_tokens[0]
-            return await asyncio.gather(*tasks)
-
-    assert asyncio.run(generate()) == expected_tokens
-
-
-def test_beams_equal_the_engines_also_after_it_was_killed(short_folder: Path) -> None:
     params = SamplingParams(temperature=0, beam_width=3, n=2, max_tokens=40, ignore_eos=True)
     (expected,) = LLM("demo", device="cpu").generate([PROMPTS[0]], params)
 
-    async def generate() -> list[list[int]]:
+    async def generate() -> tuple[list[list[int]], list[list[int]]]:
         async with started() as streams:
             beams = streams.open(Request(streams.new_id(), PROMPTS[0], params))
-            # The search has begun when this short answer, which is asked for later, has ended.
-            await tokens_of(streams, open_stream(streams, 1, 2))
-            assert not beams.is_finished
+            opened = [open_stream(streams, index) for index in range(len(PROMPTS))]
+            tasks = [asyncio.create_task(tokens_of(streams, stream)) for stream in opened]
+            # The search, which was asked for before, has begun when these have tokens.
+            while not all(sum(stream.num_tokens) >= 2 for stream in opened):
+                await asyncio.sleep(0.001)
+            assert not all(stream.is_finished for stream in opened) and not beams.is_finished
             kill_engine(short_folder)
+            late = open_stream(streams)  # waits for the next engine
+            assert await tokens_of(streams, late) == expected_tokens[0]
             answers: list[list[int]] = [[], []]
             async for output in beams.outputs():
                 answers[output.index] += output.new_token_ids
             streams.close(beams)
-            return answers
+            return await asyncio.gather(*tasks), answers
 
-    assert asyncio.run(generate()) == [output.token_ids for output in expected.outputs]
+    answers, of_beams = asyncio.run(generate())
+    assert answers == expected_tokens
+    assert of_beams == [output.token_ids for output in expected.outputs]
 
 
 def test_a_canceled_stream_ends_here_and_in_the_engine() -> None:

@@ -47,7 +47,13 @@ def answer(engine: Engine, params: SamplingParams) -> list[SequenceOutput]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [*FAMILIES, "falcon-h1", "jamba", "nemotron-h", *NEW, *ALONE])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("qwen3-next", "falcon-h1", "jamba", "nemotron-h", *NEW, "mamba", "mamba2"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("qwen3.5", "falcon-mamba")),
+    ],
+)
 def test_cuts_of_a_prompt_never_change_a_logit(family: str, dtype: str, tmp_path: Path) -> None:
     """Not by a bit, wherever chunks and checkpoints are."""
     make_checkpoint(family, tmp_path)

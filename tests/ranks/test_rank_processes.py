@@ -61,10 +61,13 @@ def test_models_that_transformers_computes(
     ],
 )
 def test_greedy_tokens_of_states(family: str, tmp_path: Path) -> None:
-    """They are those of transformers."""
+    """They are those of transformers; the other rank ends with the engine."""
     oracle, work = Oracle(family, tmp_path), mixed_work(6)
     engine = make_engine(tmp_path, **{**STEPS, "max_model_len": 128}, **TP2)
     oracle.confirm(work, tokens_of(run(engine, work)))
+    assert len(ranks_of(os.getpid())) == 1
+    del engine
+    assert ranks_of(os.getpid()) == []
 
 
 # --- ends of ranks -------------------------------------------------------------------------------
@@ -111,14 +114,6 @@ def test_a_rank_that_hangs_is_found_by_the_time_limit(tmp_path: Path) -> None:
         assert time.monotonic() - started < 20
     finally:
         del engine  # a rank that is stopped ends, too
-    assert ranks_of(os.getpid()) == []
-
-
-def test_ranks_end_with_their_engine(tmp_path: Path) -> None:
-    make_checkpoint("llama3", tmp_path)
-    engine = make_engine(tmp_path, tensor_parallel_size=2)
-    assert len(ranks_of(os.getpid())) == 1
-    del engine
     assert ranks_of(os.getpid()) == []
 
 

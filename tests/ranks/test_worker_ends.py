@@ -78,7 +78,10 @@ def test_no_signal_is_lost(what: str, name: str, status: int, tmp_path: Path) ->
         assert process.wait(60) == status
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)],
+)
 def test_a_waiting_worker_ends_at_once(number: int, status: int, tmp_path: Path) -> None:
     """Further signals do not disturb it while it cleans up."""
     with waiting("pass", tmp_path) as process:

@@ -164,7 +164,10 @@ def rendering(client: TemplateClient, source: str) -> Iterator[tuple[psutil.Proc
 SLOW = "{% for a in range(4000) %}{% for b in range(1500) %}{% endfor %}{% endfor %}done"
 
 
-@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "signal_",
+    [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGSTOP],
+)
 def test_a_request_whose_process_was_ended_from_outside_is_asked_again(client, signal_):
     with rendering(client, SLOW) as (process, outcome):
         assert not outcome
@@ -227,7 +230,13 @@ def test_a_call_beside_a_loop_does_not_wait_for_it(client):
     assert outcome == ["messages: the chat template took over 2 s"]
 
 
-@pytest.mark.parametrize("name", ["jinja2", "transformers", "json", "paged_backend"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("jinja2", "paged_backend"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("transformers", "json")),
+    ],
+)
 def test_nothing_is_imported_from_the_working_directory(tmp_path, monkeypatch, name):
     (tmp_path / f"{name}.py").write_text("import os; os._exit(33)")
     monkeypatch.chdir(tmp_path)
