@@ -168,6 +168,16 @@ def test_a_row_that_is_not_a_number_leaves_the_others_as_they_are(platform: Plat
     assert not after[::5].isfinite().any()
 
 
+def test_experts_of_other_ranks_count_as_zeros(platform: Platform) -> None:
+    """Their rows come after those of the last expert, in the same tile."""
+    spec = ExpertsSpec(3, 40, 24, first=0)
+    experts, _ = make(platform, spec)
+    x, ids, factors = choose(9, spec, 2)
+    present, weights = ids.clone(), factors.clone()
+    ids[::2, 1], weights[::2, 1] = 3, 0.0
+    assert torch.equal(experts(x, ids, factors), experts(x, present, weights))
+
+
 @pytest.mark.parametrize("plain", [False, True])
 def test_products_on_amx_differ_from_those_on_vectors_by_the_order_of_sums(plain: bool) -> None:
     """Rows that were not rounded to bf16 between the products would differ by more."""
