@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,16 @@ def test_layers_that_transformers_computes_keep_shared_keys_once(tmp_path: Path)
     """Two of four layers keep keys and values of 2 heads of 16."""
     make_checkpoint("gemma3n_text", tmp_path)
     assert make_engine(tmp_path).executor.info.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+
+
+def test_exchanged_sizes_of_heads_are_noticed(tmp_path: Path) -> None:
+    """A negative control: layers with a window have heads of 16, the others of 32."""
+    make_checkpoint("gemma4", tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    others = values["per_layer_config"]
+    small, large = values["head_dim"], others["2"]["head_dim"]
+    exchanged = {layer: {"head_dim": small} for layer in others}
+    file.write_text(json.dumps(values | {"head_dim": large, "per_layer_config": exchanged}))
+    with pytest.raises(ConfigError, match="has shape .*, but config.json asks for"):
+        make_engine(tmp_path)

@@ -144,6 +144,25 @@ def test_scales_of_the_checkpoint(rename: str, value: Any, folder: Path, tmp_pat
     assert tokens_of(run(engine, work)) == with_static_scale(folder)
 
 
+def test_values_have_a_scale_that_keys_do_not_have(folder: Path, tmp_path: Path) -> None:
+    """Smaller values, with a smaller scale and larger weights after them, change no bit.
+
+    With the scale of the keys, they would be stored as zeros.
+    """
+    factor = 2.0**-14
+    made = with_scales(folder, tmp_path, SCALES)
+    file = made / "model.safetensors"
+    tensors = load_file(file)
+    for name in tensors:
+        if name.endswith((".v_proj.weight", ".v_scale")):
+            tensors[name] *= factor
+        elif name.endswith(".o_proj.weight"):
+            tensors[name] /= factor
+    save_file(tensors, file, {"format": "pt"})
+    engine = make_engine(made, kv_cache_dtype="fp8")
+    assert tokens_of(run(engine, mixed_work(4))) == with_static_scale(folder)
+
+
 @cache
 def with_static_scale(folder: Path) -> list[list[int]]:
     """The answers of the torch platform's attention with the scale 0.05."""
