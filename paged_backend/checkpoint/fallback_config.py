@@ -51,13 +51,14 @@ def uses_fallback(checkpoint: Path, model_impl: str) -> bool:
     path = checkpoint / "config.json"
     if not path.exists():
         return False
-    config = text_part(ConfigFile.read(path))
+    config = ConfigFile.read(path)
+    check_sizes(config)
+    config = text_part(config)
     names = config.value("architectures")
     if not isinstance(names, list) or not any(map(is_supported, names)):
         return isinstance(names, list)
     if not has_output_layer(config):
         return False
-    check_sizes(config)
     return not computes(config)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.values.log import LOG
+from paged_backend.values.validation import shorten
 
 # The class of a text model alone, by the type that its section names; older files of two families
 # have no section, and name the type of the whole model.
@@ -35,19 +36,24 @@ _WHOLE_MODEL = "ForConditionalGeneration"
 # Keys of the whole model that are about its text model. A tie is the whole model's.
 _OUTER_KEYS = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "compression_config")
 _TIE = "tie_word_embeddings"
-# Sizes that files leave out if they are the defaults of the text model's class in transformers.
+# Sizes that files leave out if they are the defaults of the text model's class in transformers, or
+# follow from others there.
 _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
-    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
 )
+_EPS = "rms_norm_eps"
 _ROPES = "rope_scaling", "rope_parameters"
 
 
 def text_part(config: ConfigFile) -> ConfigFile:
     """Return a config.json, or that of its text model if it reads images or sounds, too.
 
+    Args:
+        config: the file, of which `size_limits.check_sizes` has checked the sizes.
+
     Raises:
-        ConfigError: a section is not an object.
+        ConfigError: a section is not an object, or transformers finds a size wrong.
     """
     whole = _whole_model(config)
     if whole is None:
@@ -84,12 +90,23 @@ def _present(config: ConfigFile, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _with_default_sizes(part: ConfigFile, kind: str) -> ConfigFile:
-    if all(key in part for key in _SIZES):
+    known = *_SIZES, _EPS
+    if all(key in part for key in known):
         return part
     from transformers import AutoConfig  # takes long to import, and few files need it
 
-    defaults = AutoConfig.for_model(kind).to_dict()
-    return part.with_absent(**{key: defaults[key] for key in _SIZES if defaults.get(key)})
+    given: dict[str, Any] = {
+        key: part.integer(key) for key in _SIZES if part.value(key) is not None
+    }
+    if part.value(_EPS) is not None:
+        given[_EPS] = part.number(_EPS)
+    try:
+        values = AutoConfig.for_model(kind, **given).to_dict()
+    except Exception as error:  # whatever its validation raises
+        raise part.error(
+            "model_type", f"{kind}: {shorten(' '.join(str(error).split()))}"
+        ) from error
+    return part.with_absent(**{key: values[key] for key in known if values.get(key)})
 
 
 def _plain_rope(rope: Any) -> Any:

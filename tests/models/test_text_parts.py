@@ -17,6 +17,7 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.checkpoint.shape_reader import read_shape
 from paged_backend.checkpoint.text_part import text_part
+from paged_backend.values.errors import ConfigError
 
 TEXT = {
     "vocab_size": 199,
@@ -144,6 +145,31 @@ def test_sizes_that_a_file_leaves_out_are_those_of_the_class() -> None:
     assert shape.tied_embeddings
     assert part.value("eos_token_id") == [1, 106]
     assert part.value("torch_dtype") == "bfloat16"
+
+
+def test_sizes_that_a_file_leaves_out_follow_from_others() -> None:
+    """As in LLaVA 1.5 13B's config.json: as many KV heads as heads, and heads of 128."""
+    text = {
+        "hidden_size": 5120,
+        "intermediate_size": 13_824,
+        "model_type": "llama",
+        "num_attention_heads": 40,
+        "num_hidden_layers": 40,
+        "vocab_size": 32_064,
+    }
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    shape = read_shape(text_part(ConfigFile(config, "config.json")))
+    assert (shape.num_kv_heads, shape.head_dim) == (40, 128)
+    text["num_attention_heads"] = 64
+    assert read_shape(text_part(ConfigFile(config, "config.json"))).head_dim == 80
+
+
+@pytest.mark.parametrize("heads", [0, "many", 2.5])
+def test_a_wrong_size_of_a_text_model_is_named(heads: object) -> None:
+    text = {"model_type": "llama", "num_attention_heads": heads}
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    with pytest.raises(ConfigError, match="^config.json: text_config: .*num_attention_heads"):
+        read_shape(text_part(ConfigFile(config, "config.json")))
 
 
 def test_older_files_have_the_keys_of_the_text_model_among_the_others() -> None:
