@@ -83,8 +83,9 @@ def _read_config(checkpoint: Path) -> ConfigFile:
         raise ConfigError(f"model folder {checkpoint} does not exist")
     config = ConfigFile.read(checkpoint / "config.json")
     check_sizes(config)
-    warn_of_text_part(config)
-    return text_part(config)
+    part = text_part(config)
+    warn_of_text_part(config, part)
+    return part
 
 
 def read_eos_token_ids(checkpoint: Path, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

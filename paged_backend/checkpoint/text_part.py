@@ -68,14 +68,13 @@ def text_part(config: ConfigFile) -> ConfigFile:
     return part.replaced(**{key: _plain_rope(part.value(key)) for key in _ROPES if key in part})
 
 
-def warn_of_text_part(config: ConfigFile) -> None:
-    """Log that only the text model of a checkpoint is served, if it has more."""
-    whole = _whole_model(config)
-    if whole is not None and text_part(config) is not config:
+def warn_of_text_part(config: ConfigFile, part: ConfigFile) -> None:
+    """Log that only the text model of a checkpoint is served, if `text_part` found more."""
+    if part is not config:
         LOG.warning(
             "the text model of %s is served: images, videos and sounds are refused, and their "
             "weights are not loaded",
-            whole,
+            _whole_model(config),
         )
 
 

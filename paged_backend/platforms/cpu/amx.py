@@ -35,7 +35,7 @@ _SIZES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # sizes of a result in tiles:
 _SIZES_OF_PARTS = ((1, 1), (1, 2), (2, 1), (2, 2))
 _ONE_PRODUCT = ((0, 0),)
 _PRODUCTS_OF_PARTS = ((1, 0), (0, 0), (0, 1))  # parts of A and B; the largest part is 0
-_PREFETCH_BYTES = 2 * TILE_BYTES  # from a loaded tile of B to the one that is prefetched
+_PREFETCH_BYTES = 2 * TILE_BYTES  # distance from a loaded tile of B to the prefetched one
 _BF16, _INT8_TILES = "tdpbf16ps", "tdpbusd"  # the instructions that multiply tiles
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 

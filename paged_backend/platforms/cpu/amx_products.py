@@ -116,7 +116,7 @@ def _multiply_panels(arguments: Any) -> None:
     x, panels, out, rows, columns, steps, initial = words[2:9]
     parts = words[10]
     panel_stride, x_stride = parts * steps * TILE_BYTES, parts * steps * (2 * DEPTH)
-    memory = np.empty((2 * ROWS, _WIDTH), np.float32)  # for results that do not fill their tiles
+    memory = np.empty((2 * ROWS, _WIDTH), np.float32)  # results of partly filled tiles
     edge = Matrix(np.int64(memory.ctypes.data), np.int64(_WIDTH * 4))
     use_tiles(words[1])
     num_columns = (columns + _WIDTH - 1) // _WIDTH
