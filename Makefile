@@ -3,13 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= demo
-PARALLEL := -n logical --maxprocesses 4
-# Tests that wait for other processes leave a part of a core to another worker.
-WAITING := -n $(shell expr $$(nproc) + 1) --maxprocesses 4
-# The tests of a file share their servers, for which they often wait, so three files use two cores.
-# Files in the order of their names end with short ones; by default, files with few but long tests
-# would come last.
-SERVED := -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not soak and server"
+# Tests of a file share fixtures and servers, so one worker runs them. Workers wait for processes and
+# servers, so there are more of them than cores. Files come in the order of tests/file_order.py.
+KERNELS := -n $(shell expr $$(nproc) + 1) --maxprocesses 6 --dist loadfile tests/kernels
+OTHERS := -n $(shell expr 2 \* $$(nproc)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+  -m "not gpu and not soak"
 # Releases of Triton that the kernels support: the one of torch 2.11, and the one of 2.12 and 2.13.
 TRITONS := 3.6.0 3.7.1
 
@@ -67,9 +65,8 @@ serve: install
 test: export OMP_WAIT_POLICY := passive
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
-	$(BIN)/python -m pytest $(WAITING) $(SKIPPED) -m "not gpu and not soak and not server"
-	$(BIN)/python -m pytest $(SERVED) $(SKIPPED)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(KERNELS)
+	$(BIN)/python -m pytest $(OTHERS) $(SKIPPED)
 
 # `check` is `test` for a developer: it skips the tests of the measuring tools, if nothing of them
 # differs from $(BASE). CI runs `test`.
@@ -96,9 +93,8 @@ $(TRITONS:%=.triton/%/.installed): .triton/%/.installed: | install
 soak: export OMP_WAIT_POLICY := passive
 soak: install
 	SOAK_SAVE=loadtest/results $(BIN)/python -m pytest -s -m soak
-	PAGED_TESTS=all TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
-	PAGED_TESTS=all $(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
-	PAGED_TESTS=all $(BIN)/python -m pytest $(SERVED)
+	PAGED_TESTS=all TRITON_INTERPRET=1 $(BIN)/python -m pytest $(KERNELS)
+	PAGED_TESTS=all $(BIN)/python -m pytest $(OTHERS)
 
 # Other projects' clients against a real server; their packages come from PyPI.
 ecosystem: install

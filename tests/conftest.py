@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import re
 import signal
 import sys
 import time
@@ -24,6 +23,7 @@ for folder in ("", "core", "faults", "grammar", "process", "ranks"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from effort import examples, left_out  # noqa: E402  # needs the path
+from file_order import mixed  # noqa: E402
 
 # The time that an example takes depends on the machine and on what else it does.
 settings.register_profile(
@@ -42,34 +42,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Of modules and tests, which stay, there is nothing to collect: see pytest_collection_finish.
 gc.disable()
 
-# Expressions of the Makefile's stages: tests that talk to a server, and those that do not.
-_WITH, _WITHOUT = re.compile(r"(?<!not )\bserver\b"), re.compile(r"\bnot server\b")
 _PIPELINE_STOP_S = 15.0  # a server that waits for requests it has lost count of takes twice as long
-_MARKS, _MARKS_ALL = "pytest.mark.server", re.compile(r"^pytestmark = pytest\.mark\.server$", re.M)
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the modules of which a stage deselects all tests: imports take seconds."""
-    if not collection_path.match("test_*.py"):
-        return None
-    text, stage = collection_path.read_text(), config.getoption("markexpr")
-    if _WITH.search(stage) and _MARKS not in text:
-        return True
-    return True if _WITHOUT.search(stage) and _MARKS_ALL.search(text) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before any test is deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a mark that `pytest_ignore_collect` does not see: the test would be in no stage.
-
-    Then leave out what only runs when everything is tried: see `effort`.
-    """
-    for item in items:
-        if item.get_closest_marker("server") and _MARKS not in item.path.read_text():
-            raise pytest.UsageError(f"{item.nodeid}: the module must have the words {_MARKS}")
+    """Leave out what only runs when everything is tried, and mix files with servers and others."""
     dropped = left_out(items)
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
-    items[:] = [item for item in items if item not in dropped]
+    items[:] = mixed([item for item in items if item not in dropped])
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist has it

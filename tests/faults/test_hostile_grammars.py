@@ -29,7 +29,7 @@ TOO_MUCH_WORK = f'start: "x" s\ns: {_RULES} | " " | ""'
 SAMPLED = {"temperature": 1.0, "seed": 3, "ignore_eos": True}
 TOO_LONG = r"^structured_outputs: the grammar takes too much time: over [\d.]+ s for \d+ tokens$"
 MAX_FACTOR, SLACK_S = 1.5, 0.05  # bounds of the gaps; a machine that others use delays both
-MIN_GAPS = 200
+MIN_GAPS, MAX_GAPS = 200, 800  # the hostile request ends later on a machine that others use
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def gateway(server: Server) -> Iterator[Gateway]:
 
 
 class Listener(threading.Thread):
-    """Streams answers until it is stopped and has heard enough; measures the gaps."""
+    """Streams answers until it is stopped or has heard enough; measures the gaps."""
 
     def __init__(self, server: Server) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Listener(threading.Thread):
 
     def run(self) -> None:
         with Client(self._address, MODEL, timeout=120) as client:
-            while not self._is_over.is_set():
+            while not self._is_over.is_set() and len(self.gaps) < MAX_GAPS:
                 moments = [time.monotonic()]
                 fields = {"temperature": 0.0, "max_tokens": 250, "ignore_eos": True}
                 with client.stream("What does os.getcwd do?", **fields) as stream:

@@ -19,7 +19,7 @@ from tool_models import NOW, TOOLS
 
 pytestmark = pytest.mark.server
 
-NUM_CHAINS = int(os.environ.get("CHAINS", "14"))  # 500 for a longer search
+NUM_CHAINS = int(os.environ.get("CHAINS", "10"))  # 500 for a longer search
 NUM_AT_ONCE = 8
 NAMED = {"type": "function", "function": {"name": "lookup"}}
 QUESTIONS = ["What does len do?", "What does os.path.join do?", "Hello!", "Look up sorted. " * 9]

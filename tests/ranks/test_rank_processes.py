@@ -36,7 +36,10 @@ def test_structured_outputs_and_text_of_the_demo() -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(("family", "layout"), [("cohere2", PP2), ("gpt_neox", TP2)])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("cohere2", PP2), pytest.param("gpt_neox", TP2, marks=pytest.mark.thorough)],
+)
 def test_models_that_transformers_computes(
     family: str, layout: dict[str, object], tmp_path: Path
 ) -> None:

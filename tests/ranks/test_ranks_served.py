@@ -113,7 +113,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     [
         pytest.param("is killed", 0, marks=pytest.mark.thorough),
         ("is killed", 1),
-        ("is stopped", 1),
+        pytest.param("is stopped", 1, marks=pytest.mark.thorough),
     ],
 )
 def test_a_rank_that_ends_or_hangs_costs_no_stream_a_token(
