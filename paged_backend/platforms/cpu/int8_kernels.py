@@ -31,6 +31,7 @@ from paged_backend.platforms.cpu.threads import (
     claim,
     claim_rows,
     device_function,
+    device_variant,
     exact_function,
     floats,
     inlined,
@@ -39,10 +40,10 @@ from paged_backend.platforms.cpu.threads import (
 from paged_backend.platforms.cpu.tiles import LANES, Arithmetic, make_multiply
 
 DEPTH = 64  # inputs are padded to a multiple: the bytes in a row of an AMX tile
-_WIDTH = 4 * LANES  # columns of a piece of work
-_BLOCK = 2 * ROWS  # rows of sums that are kept before they are scaled
+WIDTH = 4 * LANES  # columns of a piece of work
+BLOCK = 2 * ROWS  # rows of sums that are kept before they are scaled
 _LARGEST = np.float32(127.0)  # what the largest absolute value of a row becomes
-_OFFSET = 128  # zero point of unsigned values
+OFFSET = 128  # zero point of unsigned values
 _CPU = get_host_cpu_features()
 _VNNI = bool(_CPU.get("avx512vnni") or _CPU.get("avxvnni"))
 _MAGIC = 1.5 * 2**23  # its last bit counts ones, so adding it rounds to an integer
@@ -54,7 +55,7 @@ def _quotient(dividend: Any, divisor: Any) -> Any:
 
 
 @exact_function
-def _scaled(total: Any, row_scale: Any, scale: Any) -> Any:
+def scaled(total: Any, row_scale: Any, scale: Any) -> Any:
     return np.float32(total) * (row_scale * scale)
 
 
@@ -72,7 +73,7 @@ def _rounded(context: Any, value: Any, factor: Any) -> Any:
 
 
 @device_function
-def _quantize_row(x: Any, values: Any, offset: int) -> Any:
+def quantize_row(x: Any, values: Any, offset: int) -> Any:
     """Round a row to int8 plus an offset; returns its scale."""
     largest = np.float32(0.0)
     for i in range(len(x)):
@@ -92,7 +93,7 @@ def _quantize_to_bytes(arguments: Any) -> None:
     start, end = claim_rows(arguments, rows)
     while start < end:
         for row in range(start, end):
-            scales[row] = _quantize_row(x[row], values[row], np.int32(_OFFSET))
+            scales[row] = quantize_row(x[row], values[row], np.int32(OFFSET))
         start, end = claim_rows(arguments, rows)
 
 
@@ -103,7 +104,7 @@ def _quantize_to_int16(arguments: Any) -> None:
     start, end = claim_rows(arguments, rows)
     while start < end:
         for row in range(start, end):
-            scales[row] = _quantize_row(x[row], values[row], np.int32(0))
+            scales[row] = quantize_row(x[row], values[row], np.int32(0))
         start, end = claim_rows(arguments, rows)
 
 
@@ -144,14 +145,14 @@ def _unpack(arguments: Any) -> _Product:
 @device_function
 def _width(product: Any, column: int) -> Any:
     """Return the number of columns of a piece of work, in whole panels."""
-    return min(_WIDTH, (product.out.shape[1] - column + LANES - 1) // LANES * LANES)
+    return min(WIDTH, (product.out.shape[1] - column + LANES - 1) // LANES * LANES)
 
 
 @device_function
 def _finish(product: Any, sums: Any, row: int, rows: int, column: int) -> None:
-    """Scale the sums of some rows and up to `_WIDTH` columns, add `initial`, and store them."""
+    """Scale the sums of some rows and up to `WIDTH` columns, add `initial`, and store them."""
     columns = product.out.shape[1]
-    width = min(_WIDTH, columns - column)
+    width = min(WIDTH, columns - column)
     scales, corrections = product.scales[column:], product.corrections[column:]
     if not product.is_scaled:
         integers = product.out.view(np.int32)
@@ -167,15 +168,19 @@ def _finish(product: Any, sums: Any, row: int, rows: int, column: int) -> None:
             before = floats(place, width)
             for j in range(width):
                 total = sums[i, j] + corrections[j]
-                out[j] = before[j] + _scaled(total, row_scale, scales[j])
+                out[j] = before[j] + scaled(total, row_scale, scales[j])
         else:
             for j in range(width):
                 total = sums[i, j] + corrections[j]
-                out[j] = _scaled(total, row_scale, scales[j])
+                out[j] = scaled(total, row_scale, scales[j])
 
 
-def _make_multiply_vectors(arithmetic: Arithmetic, values_per_word: int) -> Any:
-    """Return the device function that multiplies a `_Product` with vectors.
+def _make_multiply_rows(arithmetic: Arithmetic, values_per_word: int) -> Any:
+    """Return the device function that multiplies some rows by some panels with vectors.
+
+    multiply_rows(values, rows, panels, columns, depth, sums) takes the addresses of rounded inputs
+    [rows, depth], of panels, and of int32 sums with a row of `WIDTH` for each row of inputs.
+    `columns` is a multiple of LANES.
 
     Args:
         arithmetic: arithmetic of the products.
@@ -183,28 +188,71 @@ def _make_multiply_vectors(arithmetic: Arithmetic, values_per_word: int) -> Any:
     """
     multiply, panel_words = make_multiply(arithmetic, streams=True), LANES * values_per_word // 4
 
+    @device_variant(arithmetic.name)
+    def multiply_rows(
+        values: int, rows: int, panels: int, columns: int, depth: int, sums: int
+    ) -> None:
+        steps = depth // values_per_word
+        multiply(
+            *(rows, columns, values, steps, panels, panel_words, panel_words * steps),
+            *(sums, WIDTH, steps, np.int64(0), np.int64(0)),
+        )
+
+    return multiply_rows
+
+
+multiply_rows_with_vnni = _make_multiply_rows(
+    Vnni(16 if _CPU.get("avx512vnni") else 8), values_per_word=4
+)
+multiply_rows_with_avx2 = _make_multiply_rows(Avx2(), values_per_word=2)
+
+
+@device_function
+def multiply_rows_with_amx(
+    values: int, rows: int, panels: int, columns: int, depth: int, sums: int
+) -> None:
+    """Multiply the same on AMX units, up to `BLOCK` rows, of which whole tiles are read."""
+    row_tiles = 2 if rows > ROWS else 1
+    panel = 0
+    while panel < columns // LANES:
+        count = panels_at_once(row_tiles, columns // LANES - panel)
+        multiply_int8_tile(
+            *(row_tiles, count, values, depth, panels + panel * LANES * depth, LANES * depth),
+            *(sums + panel * LANES * 4, np.int64(WIDTH * 4), depth // DEPTH),
+            *(np.int64(0), np.int64(0)),
+        )
+        panel += count
+
+
+def _make_multiply_all(multiply_rows: Any, value_bytes: int) -> Any:
+    """Return the device function that computes a `_Product`.
+
+    Args:
+        multiply_rows: see `_make_multiply_rows`.
+        value_bytes: the size of a rounded input.
+    """
+
     @inlined
-    def multiply_vectors(arguments: Any, product: _Product) -> None:
-        rows, steps = len(product.row_scales), product.depth // values_per_word
-        sums = np.empty((_BLOCK, _WIDTH), np.int32)
-        column = claim(arguments) * _WIDTH
+    def multiply_all(arguments: Any, product: _Product) -> None:
+        rows, depth = len(product.row_scales), product.depth
+        sums = np.empty((BLOCK, WIDTH), np.int32)
+        sums_at = np.int64(sums.ctypes.data)
+        column = claim(arguments) * WIDTH
         while column < product.out.shape[1]:
-            for row in range(0, rows, _BLOCK):
-                count = min(_BLOCK, rows - row)
-                multiply(
-                    *(count, _width(product, column)),
-                    *(product.values + row * steps * 4, steps),
-                    *(product.panels + column * product.depth, panel_words, panel_words * steps),
-                    *(np.int64(sums.ctypes.data), _WIDTH, steps, np.int64(0), np.int64(0)),
-                )
+            panels, width = product.panels + column * depth, _width(product, column)
+            for row in range(0, rows, BLOCK):
+                count = min(BLOCK, rows - row)
+                values = product.values + row * depth * value_bytes
+                multiply_rows(values, count, panels, width, depth, sums_at)
                 _finish(product, sums, row, count, column)
-            column = claim(arguments) * _WIDTH
+            column = claim(arguments) * WIDTH
 
-    return multiply_vectors
+    return multiply_all
 
 
-_vnni_vectors = _make_multiply_vectors(Vnni(16 if _CPU.get("avx512vnni") else 8), values_per_word=4)
-_avx2_vectors = _make_multiply_vectors(Avx2(), values_per_word=2)
+_multiply_vnni = _make_multiply_all(multiply_rows_with_vnni, 1)
+_multiply_avx2 = _make_multiply_all(multiply_rows_with_avx2, 2)
+_multiply_amx = _make_multiply_all(multiply_rows_with_amx, 1)
 
 
 @device_function
@@ -217,7 +265,7 @@ def _round_rows(product: _Product, inputs: int, values: Any, offset: Any) -> _Pr
     x = floats(product.values, (rows, inputs))
     scales = np.empty(rows, np.float32)
     for row in range(rows):
-        scales[row] = _quantize_row(x[row], values[row], offset)
+        scales[row] = quantize_row(x[row], values[row], offset)
     return _Product(
         np.int64(values.ctypes.data),
         scales,
@@ -236,7 +284,7 @@ def _round_and_multiply_with_vnni(arguments: Any) -> None:
     product = _unpack(arguments)
     values = np.empty((len(product.row_scales), product.depth), np.uint8)
     inputs = numba.carray(arguments, 14)[13]
-    _vnni_vectors(arguments, _round_rows(product, inputs, values, np.int32(_OFFSET)))
+    _multiply_vnni(arguments, _round_rows(product, inputs, values, np.int32(OFFSET)))
     values[0, 0] = (
         0  # numba frees an array after its own last use, even if its address is used later
     )
@@ -246,45 +294,23 @@ def _round_and_multiply_with_avx2(arguments: Any) -> None:
     product = _unpack(arguments)
     values = np.empty((len(product.row_scales), product.depth), np.int16)
     inputs = numba.carray(arguments, 14)[13]
-    _avx2_vectors(arguments, _round_rows(product, inputs, values, np.int32(0)))
+    _multiply_avx2(arguments, _round_rows(product, inputs, values, np.int32(0)))
     values[0, 0] = (
         0  # numba frees an array after its own last use, even if its address is used later
     )
 
 
 def _multiply_with_vnni(arguments: Any) -> None:
-    _vnni_vectors(arguments, _unpack(arguments))
+    _multiply_vnni(arguments, _unpack(arguments))
 
 
 def _multiply_with_avx2(arguments: Any) -> None:
-    _avx2_vectors(arguments, _unpack(arguments))
+    _multiply_avx2(arguments, _unpack(arguments))
 
 
 def _multiply_with_amx(arguments: Any) -> None:
-    product = _unpack(arguments)
-    config = numba.carray(arguments, 13)[12]
-    rows, depth = len(product.row_scales), product.depth
-    sums = np.empty((_BLOCK, _WIDTH), np.int32)
-    sums_at = np.int64(sums.ctypes.data)
-    use_tiles(config)
-    column = claim(arguments) * _WIDTH
-    while column < product.out.shape[1]:
-        num_panels = _width(product, column) // LANES
-        for row in range(0, rows, _BLOCK):
-            row_tiles = 2 if rows - row > ROWS else 1
-            panel = 0
-            while panel < num_panels:
-                panels = panels_at_once(row_tiles, num_panels - panel)
-                multiply_int8_tile(
-                    *(row_tiles, panels),
-                    *(product.values + row * depth, depth),
-                    *(product.panels + (column + panel * LANES) * depth, LANES * depth),
-                    *(sums_at + panel * LANES * 4, np.int64(_WIDTH * 4)),
-                    *(depth // DEPTH, np.int64(0), np.int64(0)),
-                )
-                panel += panels
-            _finish(product, sums, row, min(_BLOCK, rows - row), column)
-        column = claim(arguments) * _WIDTH
+    use_tiles(numba.carray(arguments, 13)[12])
+    _multiply_amx(arguments, _unpack(arguments))
     release_tiles()
 
 
@@ -334,8 +360,8 @@ class Instructions:
 MANY_ROWS = 8
 """The number of rows from which on a separate kernel rounds them, and AMX is faster than VNNI."""
 
-AMX = Instructions(4, torch.uint8, _OFFSET, _quantize_bytes, _few_with_vnni, _with_amx)
-VNNI = Instructions(4, torch.uint8, _OFFSET, _quantize_bytes, _few_with_vnni, _with_vnni)
+AMX = Instructions(4, torch.uint8, OFFSET, _quantize_bytes, _few_with_vnni, _with_amx)
+VNNI = Instructions(4, torch.uint8, OFFSET, _quantize_bytes, _few_with_vnni, _with_vnni)
 AVX2 = Instructions(2, torch.int16, 0, _quantize_int16, _few_with_avx2, _with_avx2)
 
 

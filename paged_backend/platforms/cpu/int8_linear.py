@@ -25,6 +25,9 @@ class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
 
     A word holds four values with VNNI and AMX, and half a word holds two with AVX2. See
     :class:`~paged_backend.models.linear.LinearProduct`.
+
+    Attributes:
+        instructions: the kernels.
     """
 
     def __init__(
@@ -35,17 +38,31 @@ class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
     ) -> None:
         super().__init__(weight, bias, torch.float32)
         del self._weight  # the panels hold its values
-        self._instructions = instructions or supported_instructions()[0]
+        self.instructions = instructions or supported_instructions()[0]
         self._num_outputs, self._inputs = weight.values.shape
         self._depth = -(-self._inputs // DEPTH) * DEPTH
-        num_panels, values = -(-self._num_outputs // LANES), self._instructions.values
+        num_panels, values = -(-self._num_outputs // LANES), self.instructions.values
         padded = torch.zeros(num_panels * LANES, self._depth, dtype=torch.int8)
         padded[: self._num_outputs, : self._inputs] = weight.values
         steps = padded.view(num_panels, LANES, self._depth // values, values)
         self._panels = steps.transpose(1, 2).contiguous()
-        self._corrections = padded.sum(1, dtype=torch.int32) * -self._instructions.offset
+        self._corrections = padded.sum(1, dtype=torch.int32) * -self.instructions.offset
         constants = (self._panels, self._scales, self._corrections)
         self._addresses = tuple(tensor.data_ptr() for tensor in constants)
+
+    @property
+    def padded_shape(self) -> tuple[int, int]:
+        """The number of outputs, and the number of inputs in the panels."""
+        return self._num_outputs, self._depth
+
+    def addresses(self, zeros: Tensor) -> tuple[int, ...]:
+        """Return the addresses of panels, scales, corrections and bias.
+
+        Args:
+            zeros: [outputs] float32, what stands for a bias that there is not.
+        """
+        bias = zeros if self._bias is None else self._bias
+        return *self._addresses, bias.data_ptr()
 
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
@@ -66,7 +83,7 @@ class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
         self, x: Tensor, out: Tensor, constants: tuple[int, ...], initial: Initial
     ) -> None:
         rows, inputs = x.shape
-        kernels = self._instructions
+        kernels = self.instructions
         arguments = (*constants, out.data_ptr(), rows, self._depth, out.shape[1], *initial)
         if 0 < rows < MANY_ROWS:
             kernels.few_rows()(x.data_ptr(), 0, *arguments, _TILE_CONFIG, inputs)

@@ -22,7 +22,7 @@ from paged_backend.platforms.cpu.bf16_linear import (
     reads_bfloat16,
 )
 from paged_backend.platforms.cpu.kv_formats import to_bfloat16
-from paged_backend.platforms.cpu.math import exp, gelu_tanh, normal_cdf, sigmoid, swiglu
+from paged_backend.platforms.cpu.math import exp, gelu_tanh, normal_cdf, sigmoid, swiglu_row
 from paged_backend.platforms.cpu.scored_experts import choose_by_score, take_largest
 from paged_backend.platforms.cpu.states import rows_of
 from paged_backend.platforms.cpu.threads import (
@@ -252,8 +252,7 @@ def _swiglu_rows(arguments: Any) -> None:
     start, end = claim_rows(arguments, rows)
     while start < end:
         for row in range(start, end):
-            for i in range(size):
-                out[row, i] = swiglu(gate_up[row, 0, i], gate_up[row, 1, i], *numbers)
+            swiglu_row(gate_up[row], out[row], *numbers)
         start, end = claim_rows(arguments, rows)
 
 

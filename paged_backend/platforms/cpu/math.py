@@ -197,3 +197,10 @@ def swiglu(gate: Any, up: Any, alpha: Any, limit: Any, up_offset: Any, cubic: An
     up = max(min(up, limit), -limit)
     factor = alpha + cubic * gate * gate
     return (up + up_offset) * (gate * sigmoid(factor * gate))
+
+
+@device_function
+def swiglu_row(gate_up: Any, out: Any, alpha: Any, limit: Any, up_offset: Any, cubic: Any) -> None:
+    """Store `swiglu` of gate and up [2, size] in `out` [size]."""
+    for i in range(len(out)):
+        out[i] = swiglu(gate_up[0, i], gate_up[1, i], alpha, limit, up_offset, cubic)

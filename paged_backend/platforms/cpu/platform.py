@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.cpu.bf16_linear import BFloat16GatedLinear, BFloat16Linear
 from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.graph_runner import CpuGraphRunner
+from paged_backend.platforms.cpu.int8_experts import product_experts
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.latent import CpuLatentAttention
 from paged_backend.platforms.cpu.linear import GATED_OUTPUTS, CpuGatedLinear, CpuLinear
@@ -31,7 +31,6 @@ from paged_backend.platforms.cpu.split_linear import SplitLinear
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.platforms.portable.no_attention import NoAttention
-from paged_backend.platforms.portable.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.values.config import EngineConfig
@@ -53,7 +52,7 @@ class CpuPlatform(TorchPlatform):
         keep_freed_memory()
         self.layers = layers
         self.state_functions = state_functions
-        self.product_experts = partial(ProductExperts, activate=layers.activate)
+        self.product_experts = product_experts
         self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:

@@ -15,6 +15,7 @@ from paged_backend.models.embedding import Embedding, EmbeddingMethod
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions
+from paged_backend.models.layers import ProductExperts as ProductExpertsFactory
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
 from paged_backend.models.packed_attention import PackedPrompts
@@ -60,7 +61,9 @@ class TorchPlatform:
         self.state_functions: StateFunctions = state_functions
         self.drafting_runner: DraftingRunnerFactory | None = drafting_runner
         self.weight_forms = (WeightForm.W8A8_INT8,)
-        self.product_experts = partial(ProductExperts, activate=swiglu_of_rows)
+        self.product_experts: ProductExpertsFactory = partial(
+            ProductExperts, activate=swiglu_of_rows
+        )
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
