@@ -71,6 +71,34 @@ def test_products(inputs: int, sizes: tuple[int, ...], gated: bool) -> None:
     assert torch.equal(before[2], out[2]) and not torch.equal(before[1], out[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inputs", [64, 33])
+def test_weights_of_16_bits_are_kept_and_give_the_bits_of_float32(
+    dtype: torch.dtype, inputs: int
+) -> None:
+    torch.manual_seed(0)
+    product = CpuLowRank(LinearSpec(inputs, {"q_proj": 150}), 2)
+    weights = torch.randn(inputs, 7).to(dtype).float(), torch.randn(7, 150).to(dtype).float()
+    weights[0][0, 0] = 2.0**-15  # a subnormal float16
+    (small,) = product.prepared([LowRank(*weights)])
+    assert small is not None and small.a.dtype == small.b.dtype == dtype
+    product.set(0, [small])
+    product.set(1, [LowRank(small.a.float(), small.b.float())])
+    x, out = torch.randn(3, inputs), torch.zeros(2, 3, 150)
+    for slot in range(2):
+        product.add_to(out[slot], x, rows_of([slot] * 3))
+    assert torch.equal(*out) and out.any()
+
+
+def test_weights_that_16_bits_do_not_hold_stay_in_float32() -> None:
+    product = CpuLowRank(LinearSpec(16, {"q_proj": 16}), 1)
+    exact, inexact = torch.ones(16, 4), torch.ones(4, 16)
+    inexact[3, 5] = 1 + 2.0**-20
+    (weights,) = product.prepared([LowRank(exact, inexact)])
+    assert weights is not None and weights.a.dtype == weights.b.dtype == torch.float32
+    assert (weights.b == inexact[3, 5]).sum() == 1
+
+
 def check_sums_of_a_gated_layer(platform: Platform, *, bias: bool) -> None:
     linear, _, _ = make(platform, 64, 192, bias=bias, gated=True)
     assert isinstance(linear, GatedMethod)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from numba import types
@@ -17,7 +19,12 @@ from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.llvm import INT64
 from paged_backend.platforms.cpu.math import emit_gelu_tanh, emit_silu
-from paged_backend.platforms.cpu.threads import device_variant
+from paged_backend.platforms.cpu.threads import (
+    ParallelKernel,
+    claim_rows,
+    device_variant,
+    floats,
+)
 from paged_backend.platforms.cpu.tiles import LANES
 from paged_backend.platforms.cpu.vectors import load
 
@@ -40,7 +47,9 @@ class GatedLinear(InPlaceProduct, ABC):
     def initial_sums(self, rows: int) -> Tensor:
         """Return the bias of each row, or zeros: [rows, outputs] float32, panels in turns."""
         sums = torch.empty(rows, self._num_outputs)
-        return sums.zero_() if self._bias is None else sums.copy_(self._bias)
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        _begin_rows()(bias, sums.data_ptr(), *sums.shape)
+        return sums
 
     def gated(self, x: Tensor, activation: Activation, sums: Tensor | None = None) -> Tensor:
         """Compute act(gate) * up [rows, outputs / 2]; see `GatedMethod.gated`."""
@@ -66,6 +75,23 @@ class GatedLinear(InPlaceProduct, ABC):
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
         out += self(x)
+
+
+def _begin_sums(arguments: Any) -> None:
+    """Write a bias [size] float32 into rows of float32, or zeros if its address is 0."""
+    _, bias_at, out_at, rows, size = numba.carray(arguments, 5)
+    out = floats(out_at, (rows, size))
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            if bias_at == 0:
+                out[row] = 0
+            else:
+                out[row] = floats(bias_at, size)
+        start, end = claim_rows(arguments, rows)
+
+
+_begin_rows = cache(partial(ParallelKernel, _begin_sums))
 
 
 def make_gate(name: str, number: Any, store: Callable[..., None]) -> Any:

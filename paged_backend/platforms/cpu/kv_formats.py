@@ -35,6 +35,17 @@ class BFloat16(Float32):
         return builder.bitcast(builder.shl(words, shift), ir.VectorType(_FLOAT32, lanes))
 
 
+class Float16(Float32):
+    """Products of float32 values and float16 values; see `Arithmetic`."""
+
+    name = "f32_f16"
+
+    def load(self, builder: Any, address: Any, lanes: int) -> Any:
+        """See `Arithmetic.load`."""
+        half = _load(builder, address, _FLOAT16, lanes)
+        return builder.fpext(half, ir.VectorType(_FLOAT32, lanes))
+
+
 class Int8(Float32):
     """Products of float32 values and int8 values; see `Arithmetic`."""
 
