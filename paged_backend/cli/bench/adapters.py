@@ -9,6 +9,7 @@ from paged_backend.cli.options import Subparsers, add_engine_options, engine_opt
 from paged_backend.values import engine_args
 
 RANKS = (4, 8, 8, 8, 16, 16, 16, 16)
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_parser(kinds: Subparsers) -> None:
@@ -23,6 +24,12 @@ def add_parser(kinds: Subparsers) -> None:
     add_engine_options(parser)
     group = parser.add_argument_group("workload")
     add_counts(group, "--ranks", RANKS, "the rank of each adapter")
+    group.add_argument(
+        "--adapter-dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="data type of the adapters' files (default: %(default)s)",
+    )
     add_turns(group)
     parser.set_defaults(run=run)
 
@@ -32,5 +39,6 @@ def run(args: argparse.Namespace) -> int:
     from paged_backend.tools.bench.adapters import HEADER, AdaptersBench
 
     use_threads(args)
-    bench = AdaptersBench(engine_args.from_mapping(engine_options(args)).config, args.ranks)
+    config = engine_args.from_mapping(engine_options(args)).config
+    bench = AdaptersBench(config, args.ranks, args.adapter_dtype)
     return print_turns(args, HEADER, bench.measure(args.concurrency, args.rounds))

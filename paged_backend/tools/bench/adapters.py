@@ -42,12 +42,13 @@ class AdaptersBench:
     Args:
         config: the engine's options.
         ranks: the rank of each adapter.
+        dtype: the name of the data type of the adapters' files.
 
     Raises:
         ConfigError: an option is wrong, or the platform has no adapters.
     """
 
-    def __init__(self, config: EngineConfig, ranks: Sequence[int]) -> None:
+    def __init__(self, config: EngineConfig, ranks: Sequence[int], dtype: str) -> None:
         self._plain = open_engine(replace(config, enable_lora=False))
         limits: dict[str, Any] = {"max_loras": len(ranks), "max_lora_rank": max(ranks)}
         self._engine = open_engine(replace(config, enable_lora=True, **limits))
@@ -56,7 +57,7 @@ class AdaptersBench:
         with tempfile.TemporaryDirectory() as folder:
             for number, rank in enumerate(ranks, 1):
                 adapter = LoRARequest(f"adapter-{number}", number, str(Path(folder, str(number))))
-                write_adapter(Path(adapter.lora_path), slots.sizes, rank)
+                write_adapter(Path(adapter.lora_path), slots.sizes, rank, dtype)
                 self._engine.adapters.load(adapter)
                 self._adapters.append(adapter)
         self._num_requests = 0
@@ -93,12 +94,13 @@ class AdaptersBench:
         return Request(str(self._num_requests), prompt, params, lora=lora)
 
 
-def write_adapter(folder: Path, sizes: Mapping[str, ModuleSizes], rank: int) -> None:
+def write_adapter(folder: Path, sizes: Mapping[str, ModuleSizes], rank: int, dtype: str) -> None:
     """Write an adapter with random weights for all modules, as PEFT saves it."""
     tensors = {}
     for name, (inputs, outputs) in sizes.items():
         for letter, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
-            tensors[f"base_model.model.{name}.lora_{letter}.weight"] = torch.randn(shape) * _STD
+            weights = (torch.randn(shape) * _STD).to(getattr(torch, dtype))
+            tensors[f"base_model.model.{name}.lora_{letter}.weight"] = weights
     folder.mkdir()
     save_file(tensors, folder / WEIGHTS)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
