@@ -451,6 +451,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 2e-3,
         "pad_token_id": 0,
         "bos_token_id": 1,
+        "time_step_limit": [0.1, 1.5],
     },
     "minimax": _heads(
         4,
