@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,12 @@ def ask(server: RunningServer, text: str, **more: Any) -> tuple[int, dict[str, A
 def ask_raw(server: RunningServer, text: str, **more: Any) -> tuple[int, bytes]:
     """Do the same, but leave the body as it is: reading JSON would block other threads here."""
     address = server.http_url.removeprefix("http://")
-    connection = http.client.HTTPConnection(address, timeout=120)
     fields = {"text_input": text, "max_tokens": 1, "return_num_input_tokens": True}
     body = json.dumps(fields | {"return_context_logits": True} | more)
-    connection.request("POST", f"/v2/models/{MODEL}/generate", body)
-    response = connection.getresponse()
-    content = response.read()
-    connection.close()
-    return response.status, content
+    with closing(http.client.HTTPConnection(address, timeout=120)) as connection:
+        connection.request("POST", f"/v2/models/{MODEL}/generate", body)
+        response = connection.getresponse()
+        return response.status, response.read()
 
 
 def prompts(length: int = 400) -> list[str]:
@@ -170,6 +169,5 @@ def test_a_client_that_leaves_makes_room_for_others(server: RunningServer) -> No
 def leave(server: RunningServer, fields: dict[str, Any]) -> None:
     """Send a request and disconnect before its response."""
     address = server.http_url.removeprefix("http://")
-    connection = http.client.HTTPConnection(address, timeout=60)
-    connection.request("POST", f"/v2/models/{MODEL}/generate_stream", json.dumps(fields))
-    connection.close()
+    with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+        connection.request("POST", f"/v2/models/{MODEL}/generate_stream", json.dumps(fields))
