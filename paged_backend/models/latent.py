@@ -4,6 +4,11 @@ A key of a head is a product of the token's latent vector, so the score of a que
 that of another query with the latent vector itself. All heads then attend to the same rows of the
 cache: latent vectors, each with the rotary key. Their sums become values afterwards. DeepSeek-AI,
 "DeepSeek-V2" (2024), section 2.1.2, describes how the weights are absorbed.
+
+Prompts are computed in this way, too. With the keys and values of all heads, a pair of tokens of
+DeepSeek-V3 would take a third of the arithmetic. But a token's bits would then depend on whether it
+is in a prompt or decoded, and decodes cannot have them: to compute a head's key and value takes 120
+times the arithmetic of attending to the latent vector once.
 """
 
 from __future__ import annotations

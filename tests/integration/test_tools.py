@@ -91,19 +91,25 @@ def test_without_a_choice_the_model_decides(tools: Client) -> None:
 
 
 def test_a_stream_has_the_parts_of_the_calls(tools: Client) -> None:
+    """A part is sent when it is generated, unless parts before it wait on a busy machine."""
     whole = call(tools).answers[0]
-    builder = CompletionBuilder()
     arguments = {"tools": TOOLS, "tool_choice": "required", **SAMPLED}
-    with tools.stream(MESSAGES, **arguments) as stream:
-        chunks = list(stream)
-    for chunk in chunks:
-        builder.add(chunk)
-    streamed = builder.build().answers[0]
-    assert [(made.name, made.arguments) for made in streamed.tool_calls] == [
-        (made.name, made.arguments) for made in whole.tool_calls
-    ]
-    assert sum(bool(chunk.tool_calls) for chunk in chunks) > 3  # as they are generated
-    assert chunks[-1].finish_reason == "tool_calls"
+    parts = 0
+    for _ in range(5):
+        builder = CompletionBuilder()
+        with tools.stream(MESSAGES, **arguments) as stream:
+            chunks = list(stream)
+        for chunk in chunks:
+            builder.add(chunk)
+        streamed = builder.build().answers[0]
+        assert [(made.name, made.arguments) for made in streamed.tool_calls] == [
+            (made.name, made.arguments) for made in whole.tool_calls
+        ]
+        assert chunks[-1].finish_reason == "tool_calls"
+        parts = sum(bool(chunk.tool_calls) for chunk in chunks)
+        if parts > 3:
+            break
+    assert parts > 3
 
 
 @pytest.mark.parametrize("n", [1, 2])
