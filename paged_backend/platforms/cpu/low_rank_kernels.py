@@ -49,7 +49,7 @@ FLOAT32, BFLOAT16, FLOAT16 = range(3)
 
 _PANELS = 4  # that are added side by side
 _BLOCK = 16 * LANES  # outputs of all rows of a segment that are added before the next ones
-_PREFETCH_BYTES = 2048  # from a weight that is read to the one that is prefetched
+_PREFETCH_BYTES = 2048  # distance between the weights that are read and those prefetched
 _BYTE = ir.IntType(8)
 
 
