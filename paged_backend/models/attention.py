@@ -210,8 +210,9 @@ class AttentionBackend(ABC):
         Args:
             layer: the layer that calls.
             qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] in the model's dtype: the
-                heads of the queries, then of the keys, then of the values. May be overwritten. A
-                layer that reads what another one keeps has the heads of the queries only.
+                heads of the queries, then of the keys, then of the values. May be overwritten; its
+                rows may have gaps between them. A layer that reads what another one keeps has the
+                heads of the queries only.
             meta: the layout of the step.
 
         Returns:

@@ -133,7 +133,7 @@ class Attention:
         """Compute attention without the output projection: [num_tokens, num_heads * head_dim]."""
         qkv = self.qkv_proj(x)
         if self._gated:
-            gate, qkv = qkv[:, : self._query_size], qkv[:, self._query_size :].contiguous()
+            gate, qkv = qkv[:, : self._query_size], qkv[:, self._query_size :]
             out = backend.attend(self.layer, qkv, meta)
             self._multiply_sigmoid(out, gate)
             return out

@@ -22,7 +22,7 @@ from paged_backend.engine.engine import Engine
 from paged_backend.platforms.cpu import graph_runner
 from paged_backend.platforms.cpu.arena import Arena, ArenaFull
 from paged_backend.platforms.cpu.graphs import Graph, capture
-from paged_backend.platforms.cpu.threads import ParallelKernel, claim, floats
+from paged_backend.platforms.cpu.threads import JobList, ParallelKernel, claim, floats
 from paged_backend.values.outputs import SequenceOutput
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
@@ -266,6 +266,25 @@ def test_answers_do_not_depend_on_graphs(family: str, tmp_path: Path) -> None:
     assert with_graphs == eager
     assert num_graphs(engines[0]) == 0
     assert num_graphs(engines[1]) > 0
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3-next"])
+def test_steps_of_decodes_run_kernels_only(family: str, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path)
+    engine = make_engine(tmp_path)
+    engine.add_request(Request("one", [5, 6, 7], SamplingParams(max_tokens=8)))
+    parts: list[Any] = []
+
+    def replay(graph: Any) -> Tensor:
+        parts.extend(graph._parts)
+        return original(graph)
+
+    original = Graph.replay
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Graph, "replay", replay)
+        while engine.has_unfinished:
+            engine.step()
+    assert parts and all(isinstance(part, JobList) for part in parts)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from paged_backend.platforms.cpu import layers as cpu_layers
+from paged_backend.platforms.cpu.rows import CpuEmbedding, contiguous
 from paged_backend.platforms.portable import layers
 
 ROWS = [0, 1, 5, 64]
@@ -97,3 +98,19 @@ def test_rows_are_added_and_multiplied_in_place() -> None:
     assert torch.equal(alone[0], product[2])
     cpu_layers.add(total, x)
     assert torch.equal(total, out + x)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows_without_gaps(rows: int) -> None:
+    wide = torch.randn(rows, 70)
+    for x in (wide[:, 3:40], wide[::2], wide.t(), torch.randn(70, 1).expand(70, rows)):
+        assert contiguous(x).is_contiguous() and torch.equal(contiguous(x), x)
+    assert contiguous(wide) is wide
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_embeddings_are_rows_of_the_table(rows: int) -> None:
+    embedding = CpuEmbedding(19, 70, torch.float32, torch.device("cpu"))
+    embedding.table.normal_()
+    index = torch.randint(0, 19, (rows, 2))[:, 1]
+    assert torch.equal(embedding.rows(index), embedding.table[index])

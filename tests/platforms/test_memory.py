@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paged_backend import LLM, ConfigError
-from paged_backend.platforms.cpu.memory import available_bytes, zeros
+from paged_backend.platforms.cpu.memory import WeightMemory, available_bytes, zeros
 
 
 def resident_bytes() -> int:
@@ -28,6 +28,42 @@ def test_zeros_take_memory_when_they_are_written(dtype: torch.dtype) -> None:
     assert not made[:, ::9].contiguous().view(torch.uint8).any()
     made.view(torch.uint8).fill_(1)
     assert resident_bytes() - before >= size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_weights_share_memory_without_overlapping(dtype: torch.dtype) -> None:
+    memory = WeightMemory()
+    originals = [torch.randn(size, 7).mul(9).to(dtype).t() for size in (3, 2**24, 1, 500)]
+    weights = [memory.keep(weight) for weight in originals]
+    weights += [memory.stack(originals[2:3] * 3, dim=dim) for dim in (0, 1)]
+    originals += [torch.stack(originals[2:3] * 3, dim=dim) for dim in (0, 1)]
+    for weight, original in zip(weights, originals, strict=True):
+        assert torch.equal(weight, original) and weight.dtype == dtype
+        assert weight.is_contiguous() and weight.data_ptr() % 64 == 0
+    storages = [weight.untyped_storage().data_ptr() for weight in weights]
+    assert storages[0] != storages[1] and len(set(storages[2:])) == 1
+    assert not memory.zeros((5,), dtype).any()
+
+
+def flags_of(address: int) -> list[str]:
+    """Return what the system knows of the pages at an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name:
+            first, end = (int(part, 16) for part in name.split("-"))
+            inside = first <= address < end
+        elif inside and name == "VmFlags:":
+            return rest.split()
+    raise ValueError(f"nothing is at {address:#x}")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has no large pages"
+)
+def test_weights_ask_for_large_pages() -> None:
+    assert "hg" in flags_of(WeightMemory().keep(torch.ones(2**20)).data_ptr())
+    assert "hg" not in flags_of(torch.ones(2**23).data_ptr())
 
 
 def write(folder: Path, **files: str) -> Path:

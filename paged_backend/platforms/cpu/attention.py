@@ -18,6 +18,7 @@ from paged_backend.platforms.cpu.amx_attention import amx_kernels
 from paged_backend.platforms.cpu.bf16_linear import padded_rows, reads_bfloat16
 from paged_backend.platforms.cpu.layers import norm_heads
 from paged_backend.platforms.cpu.memory import zeros
+from paged_backend.platforms.cpu.rows import contiguous
 from paged_backend.platforms.cpu.softmax import LOWEST
 from paged_backend.platforms.cpu.vector_attention import vector_kernels
 from paged_backend.values.errors import ConfigError
@@ -78,7 +79,7 @@ class CpuAttention(AttentionBackend):
         self._layers: dict[int, _Layer] = {}
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
-        qkv = qkv.contiguous()
+        qkv = contiguous(qkv)
         if layer.qk_norm is not None:
             norm_heads(qkv, layer.qk_norm.heads, layer.qk_norm.eps)
         prepared = self._prepared(layer)

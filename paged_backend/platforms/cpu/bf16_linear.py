@@ -13,6 +13,7 @@ from paged_backend.platforms.cpu.amx import DEPTH, ROWS
 from paged_backend.platforms.cpu.bf16_kernels import gather_rows, round_rows
 from paged_backend.platforms.cpu.gated import GatedLinear
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
+from paged_backend.platforms.cpu.memory import WEIGHTS
 from paged_backend.platforms.cpu.panels import make_panels
 from paged_backend.platforms.portable.linear import TorchLinear
 
@@ -47,7 +48,8 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
         """Make the panels, and free the plain weight."""
         super().pack()
         weight = self._stored(self._weight)
-        self._panels = make_panels(weight, self._steps * DEPTH, values_per_word=2)
+        panels = make_panels(weight, self._steps * DEPTH, values_per_word=2)
+        self._panels = WEIGHTS.keep(panels)
         if self._bias is not None:
             self._bias = self._stored(self._bias).float()
         del self._weight

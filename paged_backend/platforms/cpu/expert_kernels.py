@@ -118,6 +118,12 @@ def _make_kernel(load: Any, multiply: Any, finish: Any) -> Any:
         memory = np.empty(_WIDTH * depth if word_bytes == 2 else 0, np.uint32)
         piece = claim(arguments)
         while piece < (end - first_group) * pieces:
+            next_piece = claim(arguments)
+            following = np.int64(0)
+            if next_piece < (end - first_group) * pieces:
+                expert = bounds[first_group + next_piece // pieces, 0]
+                place = expert * num_panels + next_piece % pieces * _PANELS
+                following = panels_at + place * LANES * depth * word_bytes
             group = bounds[first_group + piece // pieces]
             panel = piece % pieces * _PANELS
             width = min(_PANELS, num_panels - panel) * LANES
@@ -132,10 +138,10 @@ def _make_kernel(load: Any, multiply: Any, finish: Any) -> Any:
                 multiply(
                     *(rows, width, x + first * depth * 4, depth),
                     *(weights, LANES, LANES * depth),
-                    *(np.int64(all_sums.ctypes.data), _WIDTH, depth, bias, np.int64(0)),
+                    *(np.int64(all_sums.ctypes.data), _WIDTH, depth, bias, np.int64(0), following),
                 )
                 finish(words, first, rows, panel * LANES, sums)
-            piece = claim(arguments)
+            piece = next_piece
 
     return compute_pieces
 

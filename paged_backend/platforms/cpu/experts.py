@@ -13,6 +13,7 @@ from paged_backend.platforms.cpu.amx import DEPTH
 from paged_backend.platforms.cpu.bf16_kernels import MANY_ROWS
 from paged_backend.platforms.cpu.expert_groups import Groups
 from paged_backend.platforms.cpu.expert_kernels import ExpertWeights
+from paged_backend.platforms.cpu.memory import WEIGHTS
 from paged_backend.platforms.cpu.panels import make_panels
 from paged_backend.platforms.cpu.tiles import LANES
 from paged_backend.platforms.portable.experts import TorchExperts
@@ -56,10 +57,10 @@ class CpuExperts(TorchExperts):
             order = _gate_up_bias
         bias = self._gate_up_bias
         self._gate_up_panels = ExpertWeights(
-            torch.stack(first), None if bias is None else order(bias.float(), inner)
+            WEIGHTS.stack(first), None if bias is None else order(bias.float(), inner)
         )
         self._down_panels = ExpertWeights(
-            torch.stack([panels(weight, LANES) for weight in self._down]),
+            WEIGHTS.stack([panels(weight, LANES) for weight in self._down]),
             None if self._down_bias is None else _in_order(self._down_bias.float(), LANES),
         )
         del self._gate_up, self._down

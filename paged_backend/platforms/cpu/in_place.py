@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paged_backend.platforms.cpu.rows import contiguous
+
 
 class Initial(NamedTuple):
     """What the sums of a product begin with: a float32 matrix, or one row for all rows."""
@@ -43,7 +45,7 @@ class InPlaceProduct(ABC):
 
     def _readable(self, x: Tensor) -> Tensor:
         """Return rows that the kernels can read."""
-        return x.float().contiguous()
+        return contiguous(x.float())
 
     @abstractmethod
     def _run(self, x: Tensor, out: Tensor, initial: Initial) -> None:

@@ -13,6 +13,7 @@ from paged_backend.platforms.cpu.int8_kernels import (
     Instructions,
     supported_instructions,
 )
+from paged_backend.platforms.cpu.memory import WEIGHTS
 from paged_backend.platforms.cpu.tiles import LANES
 from paged_backend.platforms.portable.int8_linear import TorchInt8Linear
 from paged_backend.quantization.weight import QuantizedWeight
@@ -45,7 +46,7 @@ class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
         padded = torch.zeros(num_panels * LANES, self._depth, dtype=torch.int8)
         padded[: self._num_outputs, : self._inputs] = weight.values
         steps = padded.view(num_panels, LANES, self._depth // values, values)
-        self._panels = steps.transpose(1, 2).contiguous()
+        self._panels = WEIGHTS.keep(steps.transpose(1, 2))
         self._corrections = padded.sum(1, dtype=torch.int32) * -self.instructions.offset
         constants = (self._panels, self._scales, self._corrections)
         self._addresses = tuple(tensor.data_ptr() for tensor in constants)

@@ -14,6 +14,7 @@ from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu.gated import GatedLinear, index_of, make_gate
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
+from paged_backend.platforms.cpu.memory import WEIGHTS
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
@@ -55,7 +56,7 @@ class CpuLinear(InPlaceProduct, TorchLinear):
         if self._bias is not None:
             self._bias = self._stored(self._bias)
         num_panels = -(-self._num_outputs // LANES)
-        self._panels = torch.zeros(num_panels, self._spec.inputs, LANES)
+        self._panels = WEIGHTS.zeros((num_panels, self._spec.inputs, LANES), torch.float32)
         full = self._num_outputs // LANES
         whole = weight[: full * LANES].view(full, LANES, self._spec.inputs)
         self._panels[:full] = whole.transpose(1, 2)
@@ -152,18 +153,20 @@ def make_multiply_panels(
         memory = np.empty(width * depth if word_bytes != 4 else 0, np.uint32)
         column = claim(arguments) * width
         while column < columns:
+            next_column = claim(arguments) * width
+            following = panels + next_column * depth * word_bytes if next_column < columns else 0
             whole = min(width, (columns - column) // LANES * LANES)
             padded = min(width, (columns - column + LANES - 1) // LANES * LANES)
             weights = load(panels + column * depth * word_bytes, padded * depth, memory)
             before = initial + column * 4 if initial != 0 else initial
             multiply(
                 *(rows, whole, x, depth, weights, LANES, LANES * depth),
-                *(out + column * 4, columns, depth, before, stride),
+                *(out + column * 4, columns, depth, before, stride, following),
             )
             if whole < width and column + whole < columns:
                 last = weights + whole * depth * 4
                 multiply_last(rows, columns, column + whole, depth, x, last, out, initial, stride)
-            column = claim(arguments) * width
+            column = next_column
 
     return multiply_panels
 
@@ -190,17 +193,19 @@ def _multiply_gated(arguments: Any) -> None:
     memory = np.empty((max(rows, 1), 2 * width), np.float32)
     column = claim(arguments) * width
     while column < columns:
+        next_column = claim(arguments) * width
+        following = panels + next_column * 2 * depth * 4 if next_column < columns else 0
         count = min(width, columns - column)
         sums = np.int64(memory.ctypes.data)
         before = initial + column * 2 * 4 if initial != 0 else initial
         weights = panels + column * 2 * depth * 4
         _multiply(
             *(rows, 2 * count, x, depth, weights, LANES, LANES * depth),
-            *(sums, 2 * width, depth, before, stride),
+            *(sums, 2 * width, depth, before, stride, following),
         )
         size = rows, count // LANES
         _gate(sums, 2 * width, out + column * 4, columns, size, words[9])
-        column = claim(arguments) * width
+        column = next_column
     memory[0, 0] = (
         0  # numba frees an array after its own last use, even if its address is used later
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.attention_step import AttentionStep
 from paged_backend.models.base import Model
+from paged_backend.models.embedding import EmbeddingMethod
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
@@ -27,6 +28,7 @@ from paged_backend.platforms.cpu.linear import GATED_OUTPUTS, CpuGatedLinear, Cp
 from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
+from paged_backend.platforms.cpu.rows import CpuEmbedding
 from paged_backend.platforms.cpu.split_linear import SplitLinear
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
@@ -68,6 +70,10 @@ class CpuPlatform(TorchPlatform):
     ) -> LinearProduct:
         """Bring a weight into the form `W8A8_INT8`."""
         return CpuInt8Linear(weight, bias)
+
+    def embedding(self, vocab_size: int, hidden_size: int) -> EmbeddingMethod:
+        """Allocate the embedding of tokens."""
+        return CpuEmbedding(vocab_size, hidden_size, self.dtype, self.device)
 
     def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
         """Allocate the experts of a layer."""

@@ -10,6 +10,7 @@ from paged_backend.platforms.cpu import amx_products
 from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS
 from paged_backend.platforms.cpu.bf16_kernels import split_rows
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
+from paged_backend.platforms.cpu.memory import WEIGHTS
 from paged_backend.platforms.cpu.panels import make_panels
 from paged_backend.platforms.portable.linear import TorchLinear
 
@@ -35,7 +36,7 @@ class SplitLinear(InPlaceProduct, TorchLinear):
         small = (self._weight - large.float()).bfloat16()
         depth = self._steps * DEPTH
         parts = [make_panels(part, depth, values_per_word=2) for part in (large, small)]
-        self._panels = torch.stack(parts, dim=1)
+        self._panels = WEIGHTS.stack(parts, dim=1)
         del self._weight
 
     def rows(self, index: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ _NARROW_LANES = 8
 HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
 _SUMS = 24 if HAS_AVX512 else 6
 _ROWS = 12 if HAS_AVX512 else 6  # rows of a full tile
+_NUM_ARGUMENTS = 13  # arguments of the function of a tile
 _NARROW_ROWS = 4  # narrow tiles are rare: few sizes of them are compiled
 # Words from a loaded word of a weight to the one that is prefetched. The processor's own prefetches
 # end with a page.
@@ -114,15 +115,20 @@ def emit_prefetch(builder: Any, address: Any) -> None:
 
 
 def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, args: Any) -> None:
-    """Emit C = A @ B, plus what the sums begin with; they are in registers over the depth."""
+    """Emit C = A @ B, plus what the sums begin with; they are in registers over the depth.
+
+    If B streams, each step of the depth prefetches a word of each panel: before step `switch` one
+    that comes soon, and from then on one of the panels at `ahead`; see `_prefetches`.
+    """
     arithmetic, word = kind.arithmetic, kind.arithmetic.word
     vector = ir.VectorType(word, lanes)
     splat_mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
     undefined = ir.Constant(vector, ir.Undefined)
-    a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, initial, initial_stride = args
+    a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, *others = args
+    initial, initial_stride, ahead, ahead_step, switch = others
     has_initial = builder.icmp_signed("!=", initial, INT64(0))
-    a, b, c, initial = (
-        builder.inttoptr(address, word.as_pointer()) for address in (a, b, c, initial)
+    a, b, c, initial, ahead = (
+        builder.inttoptr(address, word.as_pointer()) for address in (a, b, c, initial, ahead)
     )
 
     def at(base: Any, stride: Any, index: Any) -> Any:
@@ -132,7 +138,9 @@ def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, ar
         return builder.bitcast(at(base, stride, index), vector.as_pointer())
 
     a_rows = [at(a, a_stride, INT64(row)) for row in range(rows)]
-    b_panels = [at(b, panel_stride, INT64(panel)) for panel in range(panels)]
+    b_panels, ahead_panels = (
+        [at(base, panel_stride, INT64(panel)) for panel in range(panels)] for base in (b, ahead)
+    )
 
     def parts(base: Any, stride: Any) -> Iterator[Any]:
         """Yield the addresses of the vectors of a matrix."""
@@ -149,8 +157,11 @@ def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, ar
     with cgutils.for_range(builder, depth) as loop:
         b_places = [at(base, b_stride, loop.index) for base in b_panels]
         if kind.streams:
-            for place in b_places:
-                emit_prefetch(builder, builder.gep(place, [INT64(_PREFETCH_WORDS)]))
+            near = builder.icmp_signed("<", loop.index, switch)
+            for place, base in zip(b_places, ahead_panels, strict=True):
+                far = at(base, ahead_step, loop.index)
+                soon = builder.gep(place, [INT64(_PREFETCH_WORDS)])
+                emit_prefetch(builder, builder.select(near, soon, far))
         b_rows = [arithmetic.load(builder, place, lanes) for place in b_places]
         for row_sums, a_row in zip(sums, a_rows, strict=True):
             value = builder.load(builder.gep(a_row, [loop.index]))
@@ -167,7 +178,7 @@ def _tile_function(module: Any, kind: _Kind, rows: int, lanes: int, panels: int)
     return shared_function(
         module,
         f"paged_{kind.name}_tile_{rows}x{lanes}x{panels}",
-        10,
+        _NUM_ARGUMENTS,
         lambda builder, args: _emit_tile(builder, kind, rows, lanes, panels, args),
     )
 
@@ -202,6 +213,30 @@ def panels_at_once(rows: int) -> Any:
     return panels
 
 
+@device_function
+def _prefetches(following: int, b: int, b_stride: int, depth: int, tiles: int) -> Any:
+    """Return what tiles prefetch: an address, words per step of the depth, and the first step.
+
+    A single tile prefetches its own panels some steps ahead, and in its last steps the beginning of
+    the following ones. Of several tiles of rows, only the first one reads the panels from memory.
+    Memory would be idle during the others, so each of them prefetches a part of the following
+    panels.
+
+    Args:
+        following: the address of the following panels, or 0 if they are unknown.
+        b: the address of the panels.
+        b_stride: words of a panel for each step of the depth.
+        depth: see `make_multiply`.
+        tiles: number of tiles of rows.
+    """
+    if following == 0:
+        return b, b_stride, depth
+    if tiles > 1:
+        return following, (b_stride + tiles - 1) // tiles, 0
+    switch = max(0, depth - _PREFETCH_WORDS // b_stride)
+    return following - switch * b_stride * 4, b_stride, switch
+
+
 def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
     """Return the device function ``multiply`` for some arithmetic.
 
@@ -210,10 +245,11 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
         streams: B is a weight that is read from memory in order, so it is prefetched.
 
     multiply(rows, columns, a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, initial,
-    initial_stride) computes C[rows, columns] = A[rows, depth] @ B[depth, columns], plus the matrix
-    at `initial` if that is not 0. It may be C itself, or a row, with a stride of 0. `a`, `b`, `c`
-    and `initial` are addresses; strides and the depth count words. Each panel of B has `LANES`
-    columns, and the next one begins `panel_stride` words later. `columns` is a multiple of 8.
+    initial_stride, following=0) computes C[rows, columns] = A[rows, depth] @ B[depth, columns],
+    plus the matrix at `initial` if that is not 0. It may be C itself, or a row, with a stride of 0.
+    `a`, `b`, `c` and `initial` are addresses; strides and the depth count words. Each panel of B
+    has `LANES` columns, and the next one begins `panel_stride` words later. `columns` is a multiple
+    of 8. `following` is the address of the panels that the thread multiplies next, if it is known.
     """
     kind = _Kind(arithmetic, streams)
 
@@ -232,13 +268,16 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
         depth: Any,
         initial: Any,
         initial_stride: Any,
+        ahead: Any,
+        ahead_step: Any,
+        switch: Any,
     ) -> Any:
         """Multiply by 4, 2 or 1 panels, or by a narrow one if `panels` is 0."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return _generate(kind, context, builder, args)
 
-        return types.void(*[types.int64] * 12), generate
+        return types.void(*[types.int64] * (_NUM_ARGUMENTS + 2)), generate
 
     @device_variant(kind.name)
     def multiply(
@@ -254,6 +293,7 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
         depth: int,
         initial: int,
         initial_stride: int,
+        following: int = 0,
     ) -> None:
         tiles = (rows + _ROWS - 1) // _ROWS
         panels = panels_at_once(rows)
@@ -262,6 +302,12 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
             while panels * LANES > columns - column:
                 panels //= 2
             b_tile = b + column // LANES * panel_stride * 4
+            ahead = following
+            if column + panels * LANES < columns:
+                ahead = b_tile + panels * panel_stride * 4
+            if panel_stride != b_stride * depth:
+                ahead = 0
+            ahead, ahead_step, switch = _prefetches(ahead, b_tile, b_stride, depth, tiles)
             first = 0
             tile = 0
             while first < rows:
@@ -285,7 +331,11 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
                     depth,
                     before,
                     initial_stride,
+                    ahead,
+                    ahead_step,
+                    switch,
                 )
+                ahead += depth * ahead_step * 4
                 first += height
             column += panels * LANES if panels else _NARROW_LANES
 

@@ -76,6 +76,7 @@ class TritonAttention(AttentionBackend):
         self._prompt_plans: dict[PlanShape, SplitPlan | None] = {}
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
+        qkv = qkv.contiguous()
         group, shape = self._places[layer.keeper].group, PlanShape(layer.window, layer.kept)
         cache, qk_norm = self._pool.of(layer.keeper), layer.qk_norm
         scales = self._scales_of(layer)

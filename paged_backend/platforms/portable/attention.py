@@ -25,6 +25,7 @@ class TorchAttention(AttentionBackend):
         self._plans = Plans(spec.block_size)
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
+        qkv = qkv.contiguous()
         plan = self._plans.of(meta, self._places[layer.keeper].group, layer.window)
         if layer.qk_norm is not None:
             norm_heads(qkv, layer.qk_norm.heads, layer.qk_norm.eps)
