@@ -84,9 +84,12 @@ class InputBatchBuilder:
 
     def build(self, scheduled_batch: ScheduledBatch) -> InputBatch:
         """Flatten the next step; the number of array operations does not depend on its size."""
-        batch = self._continue(scheduled_batch.continued)
-        if scheduled_batch.scheduled or not batch.continued:
-            batch = _joined(batch, self._flatten(scheduled_batch.scheduled))
+        if not scheduled_batch.continued.sequences:
+            batch = self._flatten(scheduled_batch.scheduled)
+        else:
+            batch = self._continue(scheduled_batch.continued)
+            if scheduled_batch.scheduled:
+                batch = _joined(batch, self._flatten(scheduled_batch.scheduled))
         if scheduled_batch.state_slots:
             slots = np.array(scheduled_batch.state_slots, np.int32)
             batch = replace(batch, state_slots=slots)

@@ -37,6 +37,11 @@ _HOPELESS = 0.95
 # A text is searched less often while its guesses are wrong: after each `_PATIENCE` of them, a step
 # more is left out, up to `_MAX_PAUSE`, or up to as many as leave about `_SEARCHES` in each step.
 _PATIENCE, _MAX_PAUSE, _SEARCHES = 4, 3, 8
+# Steps of each size that do not count, because buffers are made and graphs are captured in them.
+_NUM_COLD = 2
+# Numbers of drafts differ from step to step by more than this variance, so that what they cost is
+# measured rather than assumed.
+_PRIOR_WEIGHT = 0.25
 _SUFFIX_MIN = 1  # tokens that a match has at least, for ``suffix``
 
 
@@ -131,13 +136,17 @@ class LookupDrafter(Drafter):
             self._factor, self._min_share, max_answers = float(MAX_DRAFTS), 0.0, 0
         self._answers = Answers(max_answers, self._min_match)
         self._texts: dict[int, _Text] = {}  # by seq_id
-        self._costs = StepCosts()
+        self._costs = StepCosts(prior_weight=_PRIOR_WEIGHT)
+        self._num_seen: Counter[int] = Counter()  # steps by their number of tokens
         self._num_ahead = 0  # sequences without drafts in the step that is scheduled
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
-        """Record the duration of a step, unless it computed parts of prompts."""
+        """Record the duration of a step, unless it computed parts of prompts or was cold."""
         if all(len(item.draft_token_ids) + 1 == item.num_tokens for item in output.slices):
-            self._costs.observe(seconds, output.num_tokens)
+            size = output.num_tokens
+            self._num_seen[size] += 1
+            if self._num_seen[size] > _NUM_COLD:
+                self._costs.observe(seconds, size)
 
     def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, Draft]:
         """Guess the next tokens of some of the sequences; see the class."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 _DECAY = 1 / 64  # weight of a new step
 # Where recent steps had one size: the share of a step's time that another token is assumed to take
-# at most, the share that all tokens of the step are assumed to take together, and the weight of
-# this assumption, as a variance of the number of tokens.
-_PRIOR_SHARE, _PRIOR_SHARE_OF_ALL, _PRIOR_WEIGHT = 1 / 8, 1 / 2, 1.0
+# at most, and the share that all tokens of the step are assumed to take together.
+_PRIOR_SHARE, _PRIOR_SHARE_OF_ALL = 1 / 8, 1 / 2
 _MAX_RATIO = 4.0  # a step that takes longer than expected by this factor waited for something else
 
 
@@ -17,13 +16,15 @@ class StepCosts:
 
     Args:
         decay: weight of a new step.
+        prior_weight: weight of the assumption about the time of a token, as a variance of the
+            number of tokens of steps.
 
     Attributes:
         num_steps: number of steps so far.
     """
 
-    def __init__(self, decay: float = _DECAY) -> None:
-        self._decay = decay
+    def __init__(self, decay: float = _DECAY, prior_weight: float = 1.0) -> None:
+        self._decay, self._prior_weight = decay, prior_weight
         self.num_steps = 0
         self._mean_tokens = 0.0
         self._mean_s = 0.0
@@ -48,8 +49,8 @@ class StepCosts:
         # With the same share for any number of tokens, a steady batch of 8 would never try a draft.
         share = min(_PRIOR_SHARE, _PRIOR_SHARE_OF_ALL / max(self._mean_tokens, 1))
         prior = share * self._mean_s
-        slope = self._covariance + _PRIOR_WEIGHT * prior
-        return max(slope / (self._variance + _PRIOR_WEIGHT), 0.0)
+        slope = self._covariance + self._prior_weight * prior
+        return max(slope / (self._variance + self._prior_weight), 0.0)
 
     def step_s(self, num_tokens: int) -> float:
         """Seconds of a step; 0 before any step was observed."""
