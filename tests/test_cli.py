@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import tomllib
 from dataclasses import fields
@@ -11,7 +12,7 @@ import pytest
 from checkpoints import make_checkpoint
 from error_lines import error_line
 
-from paged_backend.cli import main
+from paged_backend.cli import COMMANDS, main
 from paged_backend.tools.bench import constraint_cost
 from paged_backend.tools.bench.engine_run import run_engine
 from paged_backend.values.config import EngineConfig
@@ -33,6 +34,21 @@ def fails(capsys, *argv):
     line = error_line(capsys.readouterr().err)
     assert line.startswith("paged-backend: error: ")
     return line
+
+
+def test_each_command_describes_itself():
+    """A help text with a per cent sign that is not doubled makes `--help` of its command fail."""
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    parsers = [parser]
+    for known in parsers:  # which grows
+        assert known.format_help()
+        for action in known._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    assert len(parsers) > 20
 
 
 def test_serve_has_a_flag_for_each_option_of_the_engine(capsys):

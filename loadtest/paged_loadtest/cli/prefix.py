@@ -22,7 +22,7 @@ def add_parser(kinds: Subparsers) -> None:
         "prefix",
         PrefixOptions,
         _FIXED,
-        help="a running server at prefix-cache hit rates from 0 to 100%",
+        help="a running server at prefix-cache hit rates from 0 to 100%%",
         description="Send prompts of one length that share more and more of their beginning, and "
         "print the measured part that came from the cache beside the one asked for. The default is "
         "32 prompts for each hit rate.",
