@@ -29,7 +29,7 @@ TOO_MUCH_WORK = f'start: "x" s\ns: {_RULES} | " " | ""'
 SAMPLED = {"temperature": 1.0, "seed": 3, "ignore_eos": True}
 TOO_LONG = r"^structured_outputs: the grammar takes too much time: over [\d.]+ s for \d+ tokens$"
 MAX_FACTOR, SLACK_S = 1.5, 0.05  # bounds of the gaps; a machine that others use delays both
-MIN_GAPS, MAX_GAPS = 200, 300  # of a stream of 250 tokens, and of its begin once more
+MIN_GAPS, MAX_GAPS = 200, 300  # an answer has 250
 
 
 @pytest.fixture(scope="module")
