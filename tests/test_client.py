@@ -458,39 +458,6 @@ def test_a_stopping_server_waits_for_open_requests_only(
 
 
 @pytest.mark.server
-def test_a_stopping_server_does_not_wait_for_clients_that_left(repository: Path) -> None:
-    """Some versions of tritonserver wait 30 s for a stream that ended in a race with its client."""
-
-    def leave_with_the_last_response(stub: Any) -> None:
-        for _ in range(25):
-            has_left = threading.Event()
-
-            def requests(has_left: threading.Event = has_left) -> Iterator[Any]:
-                yield stream_request("paged_llm", "x", {"max_tokens": 1, **GREEDY})
-                has_left.wait()
-
-            call = stub.ModelStreamInfer(requests())
-            next(call)
-            call.cancel()
-            has_left.set()
-
-    with start_server(repository) as running:
-        with grpc.insecure_channel(running.grpc_url) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            threads = [
-                threading.Thread(target=leave_with_the_last_response, args=(stub,))
-                for _ in range(4)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        started_at = time.monotonic()
-        running.stop()
-        assert time.monotonic() - started_at < 20
-
-
-@pytest.mark.server
 def test_an_unknown_model_is_the_callers_mistake(server: RunningServer) -> None:
     with Client(server.grpc_url, "nobody") as client:
         assert not client.is_ready()
@@ -638,3 +605,37 @@ def test_every_way_out_of_an_asyncio_stream_cancels_it(
                 await leave(client)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.server
+def test_a_stopping_server_does_not_wait_for_clients_that_left(server: RunningServer) -> None:
+    """Some versions of tritonserver wait 30 s for a stream that ended in a race with its client.
+
+    This test is the last one because it stops the server of all of them.
+    """
+
+    def leave_with_the_last_response(stub: Any) -> None:
+        for _ in range(25):
+            has_left = threading.Event()
+
+            def requests(has_left: threading.Event = has_left) -> Iterator[Any]:
+                yield stream_request("paged_llm", "x", {"max_tokens": 1, **GREEDY})
+                has_left.wait()
+
+            call = stub.ModelStreamInfer(requests())
+            next(call)
+            call.cancel()
+            has_left.set()
+
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        threads = [
+            threading.Thread(target=leave_with_the_last_response, args=(stub,)) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    started_at = time.monotonic()
+    server.stop()
+    assert time.monotonic() - started_at < 20

@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from custom_resources import SCHEMAS
@@ -36,6 +35,7 @@ from helm_chart import (
     pods,
     template,
 )
+from valid_json import validate
 
 from paged_backend.launch.command import EXIT_TIMEOUT_S
 from paged_backend.launch.ports import Endpoints, ReservedEndpoints, bind
@@ -67,7 +67,7 @@ def test_objects_obey_their_schemas(values: Path, version: str) -> None:
     kubernetes = pytest.importorskip("kubernetes_validate")
     for manifest in objects(values):
         if manifest["kind"] in SCHEMAS:
-            jsonschema.validate(manifest, SCHEMAS[manifest["kind"]])
+            validate(manifest, SCHEMAS[manifest["kind"]])
         else:
             kubernetes.validate(manifest, version, strict=True)
     for pod in pods(objects(values)):

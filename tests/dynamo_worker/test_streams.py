@@ -120,6 +120,8 @@ def test_streams_and_beams_equal_the_engines_also_after_it_was_killed(
 
 
 def test_a_canceled_stream_ends_here_and_in_the_engine() -> None:
+    """And so does one that takes longer than a stop waits."""
+
     async def cancel() -> None:
         async with started(max_num_seqs=1) as streams:
             long, waiting = open_stream(streams, num_tokens=2000), open_stream(streams)
@@ -129,11 +131,16 @@ def test_a_canceled_stream_ends_here_and_in_the_engine() -> None:
             assert await asyncio.wait_for(tokens_of(streams, waiting), 5)
             assert len([output async for output in outputs]) < 2000
             assert sum(long.num_tokens) < 2000
+            longer = asyncio.create_task(tokens_of(streams, open_stream(streams, num_tokens=2000)))
+            await asyncio.sleep(0)
+            await streams.stop(0)
+            with pytest.raises(RequestRefused, match="draining"):
+                await longer
 
     asyncio.run(cancel())
 
 
-def test_stop_waits_for_streams_and_fails_those_that_take_longer() -> None:
+def test_stop_waits_for_streams() -> None:
     async def stop() -> None:
         async with started() as streams:
             short = asyncio.create_task(tokens_of(streams, open_stream(streams)))
@@ -142,12 +149,6 @@ def test_stop_waits_for_streams_and_fails_those_that_take_longer() -> None:
             assert len(await short) == 40
             with pytest.raises(RequestRefused, match="draining"):
                 open_stream(streams)
-        async with started() as streams:
-            long = asyncio.create_task(tokens_of(streams, open_stream(streams, num_tokens=2000)))
-            await asyncio.sleep(0)
-            await streams.stop(0)
-            with pytest.raises(RequestRefused, match="draining"):
-                await long
 
     asyncio.run(stop())
 

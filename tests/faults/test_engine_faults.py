@@ -26,7 +26,6 @@ from servers import (
     metrics,
     restarts,
     serve_demo,
-    stubs_of,
     wait_for,
     wait_loaded,
 )
@@ -183,34 +182,6 @@ def test_an_engine_that_hangs_is_found_and_replaced(server: RunningServer) -> No
 
 
 # --- servers of their own ---------------------------------------------------------------------
-
-
-def test_without_restarts_a_dead_engine_ends_its_streams_at_once(tmp_path: Path) -> None:
-    with (
-        serve_demo(tmp_path, engine_restart_timeout_s=0) as server,
-        Client(server.grpc_url, timeout=60) as client,
-    ):
-        streams = [client.stream(QUESTIONS[i], **LONG) for i in range(4)]
-        for stream in streams:
-            next(stream)
-        kill_engine(server)
-        for stream in streams:
-            with pytest.raises(Unavailable, match="engine_dead"):
-                list(stream)
-        with pytest.raises(Unavailable, match="engine_dead"):
-            client.generate(QUESTIONS[0])
-        wait_for(lambda: metrics(server)["engine_up"] == 0, LOAD_TIMEOUT_S, "it is not shown")
-        (stub,) = stubs_of(server)
-        before, since = num_waits(stub.pid), time.monotonic()
-        time.sleep(1.0)
-        waits = num_waits(stub.pid) - before
-        assert waits < 200 * (time.monotonic() - since), "it polls for nothing"
-
-
-def num_waits(pid: int) -> int:
-    """How often the threads of a process have waited for something."""
-    statuses = (file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/status"))
-    return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in statuses)
 
 
 @pytest.mark.soak

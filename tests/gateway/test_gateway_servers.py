@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import psutil
 import pytest
 from gateways import MODEL, Gateway, running_gateway
+from paged_client import Client, Unavailable
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.cli import main
@@ -151,40 +153,41 @@ def test_a_server_that_is_not_there_is_skipped(server):
         assert gateway.metrics()[f'server_up{{server="{NOBODY}"}}'] == 0
 
 
-def test_a_server_that_dies_is_left(server, tmp_path):
-    """In mid-stream that is an error; a request that meets it dead goes to the other one."""
-    write_model_repository(tmp_path, MODEL, {"model": "demo"}, instances=1)
+def test_a_server_that_dies_is_left(server, second):
+    """In mid-stream that is an error; a request that meets it dead goes to the other one.
+
+    No test after this one can use the second server.
+    """
     prompts = [f"{n} " * 100 for n in range(4)]
     # This gateway does not look at its servers by itself, so that a request finds one dead.
     before = "from paged_client.gateway import backend_pool\nbackend_pool.REFRESH_S = 3600.0"
-    with start_server(tmp_path) as dying:
-        flags = ("--triton", server.running.grpc_url, "--triton", dying.grpc_url)
-        with (
-            running_gateway(*flags, before=before) as gateway,
-            running_gateway(*flags) as other,
-            other.sdk() as api,
-        ):
-            for prompt in prompts:
-                complete(gateway, prompt)
-            assert routed(gateway)[dying.grpc_url] == 2
-            streams = [
-                api.completions.create(
-                    model=MODEL,
-                    prompt=prompt,
-                    max_tokens=1500,
-                    stream=True,
-                    extra_body={"ignore_eos": True},
-                )
-                for prompt in prompts[:2]
-            ]
-            for stream in streams:
-                next(stream)
-            dying.kill()
-            assert sorted(map(ending, streams)) == ["503", "length"]
-            for prompt in prompts:
-                complete(gateway, prompt)
-            assert gateway.metrics()["retries_total"] >= 1
-            assert gateway.get("/health").status == 200
+    flags = ("--triton", server.running.grpc_url, "--triton", second.grpc_url)
+    with (
+        running_gateway(*flags, before=before) as gateway,
+        running_gateway(*flags) as other,
+        other.sdk() as api,
+    ):
+        for prompt in prompts:
+            complete(gateway, prompt)
+        assert routed(gateway)[second.grpc_url] == 2
+        streams = [
+            api.completions.create(
+                model=MODEL,
+                prompt=prompt,
+                max_tokens=1500,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            for prompt in prompts[:2]
+        ]
+        for stream in streams:
+            next(stream)
+        second.kill()
+        assert sorted(map(ending, streams)) == ["503", "length"]
+        for prompt in prompts:
+            complete(gateway, prompt)
+        assert gateway.metrics()["retries_total"] >= 1
+        assert gateway.get("/health").status == 200
 
 
 def ending(stream) -> str:
@@ -249,24 +252,31 @@ def test_told_to_stop_it_refuses_requests_and_ends_those_that_run_too_long(serve
 
 
 def test_serve_starts_a_gateway_that_ends_with_it(monkeypatch):
+    """The model has two names, and its engine is not started again."""
     ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics", "openai")]
-    flags = [*ports, "--engine-restart-timeout-s=0"]
+    names = ("--served-model-name", "org/toy", "gpt-4o:latest")
+    flags = [*names, *ports, "--engine-restart-timeout-s=0"]
     command = [sys.executable, "-m", "paged_backend.cli", "serve", "demo", *flags]
     monkeypatch.setenv("PAGED_API_KEYS", "secret")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         line = launcher.stdout.readline()
-        address = re.search(r", OpenAI http://(\S+)/v1$", line)[1]
-        gateway = Gateway(launcher, address)
+        ready = re.match(r"toy is ready: HTTP \S+, gRPC (\S+), .*, OpenAI http://(\S+)/v1$", line)
+        assert ready is not None, line
+        gateway = Gateway(launcher, ready[2])
         assert gateway.get("/v1/models").status == 401
         with gateway.sdk("secret") as api:
-            answer = api.completions.create(
-                model=MODEL, prompt=QUESTION.question, temperature=0, max_tokens=64
-            )
-            assert answer.choices[0].text == "\n" + QUESTION.answer
+            assert [model.id for model in api.models.list()] == ["org/toy", "gpt-4o:latest"]
+            for name in ("org/toy", "gpt-4o:latest", "toy"):
+                answer = api.completions.create(
+                    model=name, prompt=QUESTION.question, temperature=0, max_tokens=64
+                )
+                assert answer.model == "org/toy"
+                assert answer.choices[0].text == "\n" + QUESTION.answer
         assert gateway.get("/health").status == 200
         processes = psutil.Process(launcher.pid).children(recursive=True)
-        kill_engine(processes, gateway)
+        with Client(ready[1], "toy", timeout=60) as client:
+            streams_end_with_their_engine(client, processes, gateway)
         key = {"Authorization": "Bearer secret"}
         response = gateway.post("/v1/completions", {"prompt": "x"}, **key)
         assert (response.status, response.error["code"]) == (503, "engine_dead")
@@ -276,6 +286,30 @@ def test_serve_starts_a_gateway_that_ends_with_it(monkeypatch):
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(60) == 0
     assert not psutil.wait_procs(processes, timeout=5)[1]
+
+
+def streams_end_with_their_engine(client, processes, gateway):
+    """At once, and whoever has waited for the engine waits for nothing afterwards."""
+    (stub,) = [p for p in processes if any("backend_stub" in arg for arg in p.cmdline()[:1])]
+    streams = [client.stream(QUESTION.question, max_tokens=1800, ignore_eos=True) for _ in range(4)]
+    for stream in streams:
+        next(stream)
+    kill_engine(processes, gateway)
+    for stream in streams:
+        with pytest.raises(Unavailable, match="engine_dead"):
+            list(stream)
+    with pytest.raises(Unavailable, match="engine_dead"):
+        client.generate(QUESTION.question)
+    before, since = num_waits(stub.pid), time.monotonic()
+    time.sleep(1.0)
+    waits = num_waits(stub.pid) - before
+    assert waits < 200 * (time.monotonic() - since), "it polls for nothing"
+
+
+def num_waits(pid: int) -> int:
+    """How often the threads of a process have waited for something."""
+    statuses = (file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/status"))
+    return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in statuses)
 
 
 def kill_engine(processes, gateway):

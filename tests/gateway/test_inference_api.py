@@ -94,7 +94,7 @@ def random_chat(draw: random.Random) -> dict[str, Any]:
         "messages": [{"role": "user", "content": draw.choice(QUESTIONS)}],
         "temperature": draw.choice([0, 1.0]),
         "seed": draw.randrange(1000),
-        "max_tokens": draw.choice([1, 20, 60, 300]),
+        "max_tokens": draw.choice([1, 20, 60, 120]),
         "n": draw.choice([1, 1, 2]),
     }
     if draw.random() < 0.5:
@@ -108,7 +108,7 @@ def random_chat(draw: random.Random) -> dict[str, Any]:
         body |= {"tools": TOOLS, "tool_choice": draw.choice(["auto", "none", "required", NAMED])}
         body["parallel_tool_calls"] = draw.random() < 0.5
         if body["tool_choice"] in ("required", NAMED):
-            body |= {"max_tokens": draw.choice([60, 800]), "temperature": 1.0}
+            body |= {"max_tokens": draw.choice([60, 200]), "temperature": 1.0}
     elif constraint == "schema":
         body["response_format"] = FORMAT
     return body

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 from demo_server import Server
+from effort import ALL
 from gateways import Gateway, running_gateway
 from pipelines import write_part_of_pipeline
 
@@ -58,10 +59,10 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     options = {"model": str(folder / "model"), "kv_cache_memory_bytes": 2**25}
     names = ("preprocess", "postprocess", "llm", "tensorrt_llm_bls")
     write_part_of_pipeline(folder / "repository", AUTHOR, options, names)
-    for name, more in (
-        (OFF, {"generation_config": "vllm"}),
-        (CAPPED, {"override_generation_config": {"top_k": 1, "max_new_tokens": 4}}),
-    ):
+    others: dict[str, dict[str, Any]] = {OFF: {"generation_config": "vllm"}}
+    if ALL:
+        others[CAPPED] = {"override_generation_config": {"top_k": 1, "max_new_tokens": 4}}
+    for name, more in others.items():
         write_model_repository(folder / "repository", name, options | more, instances=1)
     with (
         start_server(folder / "repository") as server,
@@ -117,6 +118,7 @@ def test_without_the_defaults_clients_get_drawn_tokens(doors: Doors) -> None:
     assert len(doors.generate(OFF, ignore_eos=True)) > 0
 
 
+@pytest.mark.thorough  # `serving/test_sampling_defaults.py` has it without a server
 def test_the_operators_number_of_tokens_limits_every_request(doors: Doors) -> None:
     greedy = doors.generate(OFF, max_tokens=4, **COLD)
     assert doors.generate(CAPPED, max_tokens=500, temperature=1.0) == greedy

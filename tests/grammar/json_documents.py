@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.validators import validator_for
 from llguidance import LLMatcher
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
@@ -102,6 +100,10 @@ class ExactValidator:
 
     def __init__(self, schema: Any) -> None:
         exact = json.loads(json.dumps(schema), parse_float=_exact)
+        # Imported by the process that uses it: that takes a second.
+        from jsonschema import Draft202012Validator
+        from jsonschema.validators import validator_for
+
         standard = validator_for(schema, default=Draft202012Validator)
         self._validator = standard(exact, format_checker=standard.FORMAT_CHECKER)
 

@@ -102,6 +102,7 @@ def hit_rate(choose: Callable[[list[int]], Endpoint], first_token: int) -> float
     return num_cached / num_tokens
 
 
+@pytest.mark.thorough  # `faults/test_kv_events_served.py` follows the events of one server
 def test_a_picker_that_reads_metrics_and_events_beats_chance(endpoints: list[Endpoint]) -> None:
     draw = random.Random(1)
 

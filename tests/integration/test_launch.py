@@ -352,33 +352,12 @@ def test_a_name_that_cannot_be_one_is_refused(names: list[str], message: str) ->
 
 
 @pytest.mark.server
-def test_a_model_is_served_by_several_names(temporary: Path) -> None:
-    ports = "--http-port 0 --grpc-port 0 --metrics-port 0 --openai-port 0"
-    names = "--served-model-name org/toy gpt-4o:latest"
-    with run_shell(f"{PAGED_BACKEND} serve demo {names} {ports}", temporary) as shell:
-        line = first_line(shell)
-        listening = re.match(r"toy is ready: HTTP \S+, gRPC (\S+), ", line)
-        assert listening is not None, line + shell.communicate()[1]
-        with Client(listening[1], "toy", timeout=30) as client:
-            assert client.generate("x", max_tokens=1).num_output_tokens == 1
-        with openai.OpenAI(base_url=line.split()[-1], api_key="none") as client:
-            assert [model.id for model in client.models.list()] == ["org/toy", "gpt-4o:latest"]
-            for name in ("org/toy", "gpt-4o:latest", "toy"):
-                answer = client.completions.create(model=name, prompt="x", max_tokens=1)
-                assert answer.model == "org/toy"
-        children = psutil.Process(shell.pid).children(recursive=True)
-        shell.send_signal(signal.SIGINT)
-        shell.communicate(timeout=60)
-    assert shell.returncode == 0
-    assert not psutil.wait_procs(children, timeout=60)[1]
-
-
-@pytest.mark.server
 def test_several_models_are_served_by_their_names(temporary: Path) -> None:
     folder = temporary / "written"
-    for model, name in (("demo", "first"), ("demo-tools", "second")):
-        command = f"serve {model} --served-model-name {name} --kv-cache-memory-bytes 64000000"
-        subprocess.run(f"{PAGED_BACKEND} {command} --write-to {folder}", shell=True, check=True)
+    options = {"kv_cache_memory_bytes": 64000000}
+    command = f"serve demo --served-model-name first --write-to {folder}"
+    subprocess.run(f"{PAGED_BACKEND} {command}", shell=True, check=True)
+    write_model_repository(folder / "models", "second", {"model": "demo-tools", **options}, 1)
     ports = "--http-port 0 --grpc-port 0 --metrics-port 0 --openai-port 0"
     with run_shell(
         f"{PAGED_BACKEND} serve --model-repository {folder}/models {ports}", temporary
@@ -394,8 +373,11 @@ def test_several_models_are_served_by_their_names(temporary: Path) -> None:
                 for name in ("first", "second")
             ]
         assert counts[0] < counts[1]  # as their chat templates differ
+        children = psutil.Process(shell.pid).children(recursive=True)
         shell.send_signal(signal.SIGINT)
         shell.communicate(timeout=60)
+    assert shell.returncode == 0
+    assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 @pytest.mark.server

@@ -20,7 +20,6 @@ from servers import (
     engine_of,
     is_alive,
     processes_of,
-    serve_demo,
     serve_repository,
     wait_for,
 )
@@ -82,27 +81,8 @@ def a_pipeline(folder):
         yield server
 
 
-def test_no_prompt_stays_in_memory_after_a_server_was_killed(tmp_path):
-    with a_pipeline(tmp_path) as server:
-        regions = regions_of(server)
-        assert len(left_in_memory(regions)) > 2
-        folders = {folder_of(engine_of(server)).parent}
-        with ExitStack() as stack:
-            crowd = stack.enter_context(Crowd(server, [greedy(i, 1500) for i in range(8)]))
-            wait_for(lambda: crowd.have_tokens(10), 60)
-            # A process that opened a file in time can read nothing in it later.
-            files = [stack.enter_context(Path("/dev/shm", name).open("rb")) for name in regions]
-            assert all(os.fstat(file.fileno()).st_size for file in files)
-            os.kill(server.pid, signal.SIGKILL)
-            # The server's own processes do it, so it works without our launcher, too.
-            wait_for(lambda: not left_in_memory(regions), 30, "a region outlives the server")
-            assert not any(os.fstat(file.fileno()).st_size for file in files)
-    assert all(call.error is not None for call in crowd.calls)
-    assert not any(folder.exists() for folder in folders)
-
-
-def test_the_next_server_removes_what_was_left_when_all_processes_were_killed(tmp_path):
-    """And leaves nothing itself: no process, no folder and no shared memory."""
+def test_nothing_is_left_of_servers_that_were_killed(tmp_path):
+    """The next one removes it when all processes were killed, and they do when one server was."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     with a_pipeline(tmp_path / "first") as first:
@@ -116,20 +96,33 @@ def test_the_next_server_removes_what_was_left_when_all_processes_were_killed(tm
         wait_for(lambda: not any(map(is_alive, others)), 30)
         assert left_in_memory(regions) == regions
         assert folder.exists()
-        with serve_demo(tmp_path / "second") as second:
+        with a_pipeline(tmp_path / "second") as second:
             assert not left_in_memory(regions)
             assert not folder.exists()
             engine = engine_of(second)
             folder = folder_of(engine)
             assert (folder / "engine.pid").read_text() == str(ProcessId.of(engine.pid))
             assert folder.stat().st_mode & 0o077 == 0
-            mine = regions_of(second)
-            assert left_in_memory(mine) == mine
-            with Client(second.grpc_url, timeout=60) as client:
-                client.generate("What does len do?")
+            kill_and_look_for_prompts(second)
         assert not is_alive(engine)
-        assert not folder.exists()
-        assert not left_in_memory(mine)
+        assert not folder.parent.exists()
+
+
+def kill_and_look_for_prompts(server):
+    """Kill a server alone, within answers."""
+    regions = regions_of(server)
+    assert len(left_in_memory(regions)) > 2
+    with ExitStack() as stack:
+        crowd = stack.enter_context(Crowd(server, [greedy(i, 1500) for i in range(8)]))
+        wait_for(lambda: crowd.have_tokens(10), 60)
+        # A process that opened a file in time can read nothing in it later.
+        files = [stack.enter_context(Path("/dev/shm", name).open("rb")) for name in regions]
+        assert all(os.fstat(file.fileno()).st_size for file in files)
+        os.kill(server.pid, signal.SIGKILL)
+        # The server's own processes do it, so it works without our launcher, too.
+        wait_for(lambda: not left_in_memory(regions), 30, "a region outlives the server")
+        assert not any(os.fstat(file.fileno()).st_size for file in files)
+    assert all(call.error is not None for call in crowd.calls)
 
 
 def test_a_launcher_removes_the_memory_of_a_server_that_was_killed_while_it_loaded(tmp_path):

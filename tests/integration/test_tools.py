@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import jsonschema
 import psutil
 import pytest
 from demo_server import MODEL, Server
 from paged_client import Answer, Client, Completion, CompletionBuilder, InvalidRequest
 from tool_models import LOOKUP, MESSAGES, NOW, TOOLS
+from valid_json import validate
 
 pytestmark = pytest.mark.server
 
@@ -54,7 +54,7 @@ def check(completion: Completion) -> None:
         for made in answer.tool_calls:
             schemas = {tool["function"]["name"]: tool["function"] for tool in TOOLS}
             schema = schemas[made.name].get("parameters", {"type": "object"})
-            jsonschema.validate(json.loads(made.arguments), schema)
+            validate(json.loads(made.arguments), schema)
 
 
 def test_required_calls_are_valid(tools: Client) -> None:
@@ -152,7 +152,7 @@ def test_over_http_with_fields_of_json(tool_server: Server) -> None:
     assert status == 200
     answer = json.loads(body)
     (made,) = json.loads(answer["tool_calls"])
-    jsonschema.validate(json.loads(made["function"]["arguments"]), LOOKUP["function"]["parameters"])
+    validate(json.loads(made["function"]["arguments"]), LOOKUP["function"]["parameters"])
     assert (answer["text_output"], answer["finish_reason"]) == ("", "tool_calls")
 
 
@@ -230,7 +230,7 @@ def long_text(answer: Answer) -> str:
     assert answer.finish_reason in ("stop", "tool_calls")
     written = answer.tool_calls[0].arguments if answer.tool_calls else answer.text
     document = json.loads(written)
-    jsonschema.validate(document, LONG["function"]["parameters"])
+    validate(document, LONG["function"]["parameters"])
     return str(document["text"])
 
 

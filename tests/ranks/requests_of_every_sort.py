@@ -11,6 +11,7 @@ from paged_backend.values.outputs import SequenceOutput, TokenLogprobs
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 
+NUM_EACH = 5 if ALL else 3  # requests of two sorts, with prompts of different lengths
 SHARED = [(7 * i) % 190 + 3 for i in range(40)]  # the prefix of most prompts
 
 
@@ -31,11 +32,11 @@ def all_sorts() -> list[Request]:
     return [
         *(
             Request(f"g{i}", [*SHARED[: 20 + 3 * i], i + 5], SamplingParams(**greedy))
-            for i in range(5)
+            for i in range(5)[-NUM_EACH:]
         ),
         *(
             Request(f"s{i}", [*SHARED[: 12 + 5 * i], i + 9], SamplingParams(**seeded, n=1 + i % 2))
-            for i in range(5)
+            for i in range(5)[-NUM_EACH:]
         ),
         Request("penalties", SHARED[5:], SamplingParams(**seeded, repetition_penalty=1.3)),
         Request("logprobs", SHARED[:30], SamplingParams(**greedy, logprobs=3, prompt_logprobs=2)),

@@ -19,7 +19,7 @@ import pytest
 import zmq
 from checkpoints import make_checkpoint
 from oracle import make_engine
-from requests_of_every_sort import all_sorts, answers_of
+from requests_of_every_sort import NUM_EACH, all_sorts, answers_of
 
 from paged_backend.checkpoint.fingerprint import fingerprint
 from paged_backend.engine.engine import Engine
@@ -254,7 +254,7 @@ def rank_of(process: subprocess.Popen[bytes]) -> psutil.Process:
 
 def test_two_hosts_answer_as_one(engine_on_nodes: Any, tmp_path: Path) -> None:
     """Each host is a stage with two ranks."""
-    few = all_sorts()[4:6]
+    few = all_sorts()[NUM_EACH - 1 : NUM_EACH + 1]
     one = answers_of(make_engine(heads(tmp_path), **STEPS), few)
     engine = engine_on_nodes(tmp_path, pipeline_parallel_size=2)
     assert answers_of(engine, few).tokens == one.tokens

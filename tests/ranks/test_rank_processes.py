@@ -12,7 +12,7 @@ from checkpoints import make_checkpoint
 from comparison import PP2, STEPS, TP2, TP2_PP2, assert_equal
 from effort import ALL
 from oracle import Oracle, make_engine, mixed_work, run, tokens_of
-from requests_of_every_sort import all_sorts, answers_of
+from requests_of_every_sort import NUM_EACH, all_sorts, answers_of
 
 from paged_backend.engine.llm import LLM
 from paged_backend.values.errors import EngineDead
@@ -47,7 +47,7 @@ def test_models_that_transformers_computes(
     make_checkpoint(family, tmp_path)
     one, several = (make_engine(tmp_path, **STEPS, **options) for options in ({}, layout))
     *_, last = every = all_sorts()
-    some = every if ALL else [*every[3:6], last]
+    some = every if ALL else [*every[NUM_EACH - 2 : NUM_EACH + 1], last]
     assert_equal(answers_of(one, some), answers_of(several, some), preempted=False)
     for name in ("weight_bytes", "kv_bytes_per_token"):
         assert getattr(several.executor.info, name) < 0.75 * getattr(one.executor.info, name)

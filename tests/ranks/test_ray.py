@@ -16,7 +16,7 @@ import pytest
 from callers import Crowd, ask_all, greedy
 from checkpoints import make_checkpoint
 from oracle import make_engine
-from requests_of_every_sort import all_sorts, answers_of
+from requests_of_every_sort import NUM_EACH, all_sorts, answers_of
 from servers import restarts, serve_demo, wait_for, wait_loaded
 
 from paged_backend.launch.ports import bind
@@ -70,7 +70,8 @@ def free_port() -> int:
 
 def test_two_hosts_of_ray_answer_as_one(cluster: Any, tmp_path: Path) -> None:
     make_checkpoint("llama3", tmp_path)
-    few, steps = all_sorts()[4:6], {"max_num_seqs": 5, "max_num_batched_tokens": 32}
+    few = all_sorts()[NUM_EACH - 1 : NUM_EACH + 1]
+    steps = {"max_num_seqs": 5, "max_num_batched_tokens": 32}
     one = answers_of(make_engine(tmp_path, **steps), few)
     engine = make_engine(tmp_path, **steps, **OPTIONS, master_port=free_port())
     assert answers_of(engine, few).tokens == one.tokens
