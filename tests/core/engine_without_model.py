@@ -328,7 +328,7 @@ class EngineWithoutModel:
                     outputs += self.scheduler.update_from_output(self.results.popleft())
             masks = self.scheduler.token_masks(self._unmasked(plan))
             self.results.append(self._sample(plan, masks))
-        elif not self.results:
+        elif not self.results and self.scheduler.has_unfinished:
             self.scheduler.wait_for_mask(1.0)
         if self.results and (not output.num_sequences or len(self.results) > self.depth):
             outputs += self.scheduler.update_from_output(self.results.popleft())
