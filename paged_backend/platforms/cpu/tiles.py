@@ -27,6 +27,10 @@ _NARROW_LANES = 8
 HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
 _SUMS = 24 if HAS_AVX512 else 6
 _ROWS = 12 if HAS_AVX512 else 6  # rows of a full tile
+# With more tiles of rows, sums take longer than reading B, and prefetches would only delay them.
+_MAX_STREAMED = 4
+_LEAST_OF_MANY = _MAX_STREAMED * _ROWS // (_MAX_STREAMED + 1)  # rows of a tile, if there are more
+_MANY = 8  # added to the panels of such tiles, for the number of their function
 _NUM_ARGUMENTS = 13  # arguments of the function of a tile
 _NARROW_ROWS = 4  # narrow tiles are rare: few sizes of them are compiled
 # Words from a loaded word of a weight to the one that is prefetched. The processor's own prefetches
@@ -138,9 +142,8 @@ def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, ar
         return builder.bitcast(at(base, stride, index), vector.as_pointer())
 
     a_rows = [at(a, a_stride, INT64(row)) for row in range(rows)]
-    b_panels, ahead_panels = (
-        [at(base, panel_stride, INT64(panel)) for panel in range(panels)] for base in (b, ahead)
-    )
+    b_panels = [at(b, panel_stride, INT64(panel)) for panel in range(panels)]
+    near = builder.gep(b, [INT64(_PREFETCH_WORDS)])
 
     def parts(base: Any, stride: Any) -> Iterator[Any]:
         """Yield the addresses of the vectors of a matrix."""
@@ -157,11 +160,10 @@ def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, ar
     with cgutils.for_range(builder, depth) as loop:
         b_places = [at(base, b_stride, loop.index) for base in b_panels]
         if kind.streams:
-            near = builder.icmp_signed("<", loop.index, switch)
-            for place, base in zip(b_places, ahead_panels, strict=True):
-                far = at(base, ahead_step, loop.index)
-                soon = builder.gep(place, [INT64(_PREFETCH_WORDS)])
-                emit_prefetch(builder, builder.select(near, soon, far))
+            is_near = builder.icmp_signed("<", loop.index, switch)
+            first = at(builder.select(is_near, near, ahead), ahead_step, loop.index)
+            for panel in range(panels):
+                emit_prefetch(builder, at(first, panel_stride, INT64(panel)))
         b_rows = [arithmetic.load(builder, place, lanes) for place in b_places]
         for row_sums, a_row in zip(sums, a_rows, strict=True):
             value = builder.load(builder.gep(a_row, [loop.index]))
@@ -193,6 +195,13 @@ def _generate(kind: _Kind, context: Any, builder: Any, args: Any) -> Any:
         panels * (_ROWS + 1) + height: _tile_function(builder.module, kind, height, *size)
         for (panels, height), size in sizes.items()
     }
+    if kind.streams:
+        plain = kind._replace(streams=False)
+        for panels in range(1, _SUMS // _ROWS + 1):
+            for height in range(_LEAST_OF_MANY, _ROWS + 1):
+                key = (_MANY + panels) * (_ROWS + 1) + height
+                size = LANES, panels
+                tiles[key] = _tile_function(builder.module, plain, height, *size)
     tile = builder.add(builder.mul(args[0], INT64(_ROWS + 1)), args[1])
     call_one(builder, tile, tiles, args[2:])
     return context.get_dummy_value()
@@ -272,7 +281,7 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
         ahead_step: Any,
         switch: Any,
     ) -> Any:
-        """Multiply by 4, 2 or 1 panels, or by a narrow one if `panels` is 0."""
+        """Multiply by 4, 2 or 1 panels, by a narrow one if `panels` is 0, or see `_MANY`."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return _generate(kind, context, builder, args)
@@ -308,6 +317,9 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
             if panel_stride != b_stride * depth:
                 ahead = 0
             ahead, ahead_step, switch = _prefetches(ahead, b_tile, b_stride, depth, tiles)
+            function = panels
+            if streams and panels != 0 and tiles > _MAX_STREAMED:
+                function += _MANY
             first = 0
             tile = 0
             while first < rows:
@@ -319,7 +331,7 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
                 if initial != 0:
                     before += (first * initial_stride + column) * 4
                 multiply_tile(
-                    panels,
+                    function,
                     height,
                     a + first * a_stride * 4,
                     a_stride,
