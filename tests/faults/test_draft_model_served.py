@@ -17,10 +17,10 @@ from paged_backend.tools.scrape import scrape
 
 pytestmark = pytest.mark.server
 
-SEEDED: dict[str, Any] = {"temperature": 0.6, "max_tokens": 120, "ignore_eos": True}
+SEEDED: dict[str, Any] = {"temperature": 0.6, "max_tokens": 80, "ignore_eos": True}
 ASKS = [
-    *(greedy(index, 120) for index in range(3)),
-    Ask(QUESTIONS[3], {**SEEDED, "seed": 7, "structured_outputs": {"regex": "([a-c]{2}, ){30}"}}),
+    *(greedy(index, 80) for index in range(3)),
+    Ask(QUESTIONS[3], {**SEEDED, "seed": 7, "structured_outputs": {"regex": "([a-c]{2}, ){20}"}}),
     Ask(QUESTIONS[4], {**SEEDED, "seed": 8, "n": 2}),
     Ask(QUESTIONS[5], {**SEEDED, "seed": 9, "logprobs": 2}, True),
     Ask(QUESTIONS[6], {**SEEDED, "seed": 10, "repetition_penalty": 1.1, "stop": [" the "]}),

@@ -63,7 +63,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def mixed_asks() -> list[Ask]:
     """Sixteen requests of every sort, none of which ends within its first 40 tokens."""
-    long: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+    long: dict[str, Any] = {"max_tokens": 140, "ignore_eos": True}
     seeded = {"temperature": 1.0, "top_p": 0.95, **long}
     kinds: list[tuple[dict[str, Any], bool]] = [
         ({"temperature": 0.0, **long}, False),

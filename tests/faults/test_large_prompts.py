@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 
 # About 12 ms of tokenizing, and more tokens than the model takes.
 LONG = "The quick brown fox jumps over the lazy dog. " * 900
-MANY = 80
+MANY = 50
 RATE = 0.05  # requests a second from one tenant: one at once, and the next after 20 seconds
 
 

@@ -25,7 +25,7 @@ from paged_backend.launch.server_process import RunningServer
 pytestmark = pytest.mark.server
 
 VOCABULARY = 2048
-MANY = 6
+MANY = 4
 LONG = "Which word of these words do you know, and which of them is long? " * 20
 OPTIONS = {"max_total_logits": 2**21, "max_open_result_bytes": 2**26}
 

@@ -21,7 +21,7 @@ from paged_backend.tools.demo import load_questions
 pytestmark = pytest.mark.server
 
 LOAD_TIMEOUT_S = 60.0
-LENGTH = 250
+LENGTH = 150
 NUM_STREAMS = 8
 TEXTS = [question.question for question in load_questions()]
 

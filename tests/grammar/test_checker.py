@@ -32,8 +32,9 @@ def costly(number: int) -> OutputConstraint:
     return constraint(json={"type": "object", "properties": properties})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def grammars() -> Iterator[GrammarChecker]:
+    """One checker for all tests, which are of different tenants."""
     checked = GrammarChecker("demo", 2048)
     checked.grammar(constraint(choice=["a"]))
     yield checked

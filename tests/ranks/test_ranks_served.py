@@ -37,7 +37,7 @@ def asks() -> list[Ask]:
     """Greedy and seeded streams, one of them constrained, and answers in one piece."""
     pattern = {"structured_outputs": {"regex": "([a-z]{2,9}, ){20}"}}
     return [
-        *(greedy(index, 200) for index in range(6)),
+        *(greedy(index, 120) for index in range(4)),
         Ask(QUESTIONS[6], {**SEEDED, "seed": 7, **pattern}),
         Ask(QUESTIONS[7], {**SEEDED, "seed": 8, "n": 2}),
         Ask(QUESTIONS[8], {**SEEDED, "seed": 9, "logprobs": 2}, True),
