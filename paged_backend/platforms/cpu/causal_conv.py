@@ -38,6 +38,7 @@ from paged_backend.platforms.cpu.threads import (
 from paged_backend.platforms.cpu.tiles import LANES
 
 _CHANNELS, _SEQUENCES = 256, 8  # the size of a piece of work
+_USUAL_WIDTH = 4
 _ONE = np.float32(1.0)
 
 
@@ -137,6 +138,30 @@ def _make_convolve(
         for i in range(size):
             copies[i, 0] = store(numbers[i], _ONE)
 
+    @device_variant(name)
+    def read_three(target: int, line: int, source: int, size: int) -> None:
+        """Read three numbers of each channel into lines of float32.
+
+        A loop that reads all of them has whole vectors to load, and gathers nothing.
+        """
+        numbers = array_at(source, (size, 3), number)
+        oldest, middle = floats(target, size), floats(target + line, size)
+        newest = floats(target + 2 * line, size)
+        for i in range(size):
+            oldest[i] = load(numbers[i, 0])
+            middle[i] = load(numbers[i, 1])
+            newest[i] = load(numbers[i, 2])
+
+    @device_variant(name)
+    def write_three(target: int, first: int, second: int, third: int, size: int) -> None:
+        """Write three numbers of each channel from the addresses of lines."""
+        numbers = array_at(target, (size, 3), number)
+        oldest, middle, newest = floats(first, size), floats(second, size), floats(third, size)
+        for i in range(size):
+            numbers[i, 0] = store(oldest[i], _ONE)
+            numbers[i, 1] = store(middle[i], _ONE)
+            numbers[i, 2] = store(newest[i], _ONE)
+
     @inlined
     def convolve(arguments: Any) -> None:
         words = numba.carray(arguments, 13)
@@ -164,11 +189,14 @@ def _make_convolve(
                     continue
                 before = pool + (source * channels + channel) * (width - 1) * item
                 after = pool + (target * channels + channel) * (width - 1) * item
-                for j in range(width - 1):
-                    if source != 0:
-                        read(window + j * line, before + j * item, size, width - 1)
-                    else:
-                        fill(window + j * line, size)
+                if source != 0 and width == _USUAL_WIDTH:
+                    read_three(window, line, before, size)
+                else:
+                    for j in range(width - 1):
+                        if source != 0:
+                            read(window + j * line, before + j * item, size, width - 1)
+                        else:
+                            fill(window + j * line, size)
                 for row in range(first, last):
                     newest = (width - 1 + row - first) % width
                     read(window + newest * line, x + (row * x_stride + channel) * item, size, 1)
@@ -182,7 +210,12 @@ def _make_convolve(
                     if silu != 0:
                         _apply_silu(sums, size)
                     write(out + (row * channels + channel) * item, sums, size, 1)
-                if target != 0:
+                if target != 0 and width == _USUAL_WIDTH:
+                    oldest = (last - first) % width
+                    places = window + oldest * line, window + (oldest + 1) % width * line
+                    newest = window + (oldest + 2) % width * line
+                    write_three(after, places[0], places[1], newest, size)
+                elif target != 0:
                     for j in range(width - 1):
                         place = window + (last - first + j) % width * line
                         write(after + j * item, place, size, width - 1)
