@@ -32,9 +32,8 @@ def costly(number: int) -> OutputConstraint:
     return constraint(json={"type": "object", "properties": properties})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def grammars() -> Iterator[GrammarChecker]:
-    """One checker for all tests, which are of different tenants."""
     checked = GrammarChecker("demo", 2048)
     checked.grammar(constraint(choice=["a"]))
     yield checked
