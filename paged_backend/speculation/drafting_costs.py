@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_backend.core.scheduler_output import DraftPass, DrawnDrafts
-from paged_backend.speculation.step_costs import StepCosts
+from paged_backend.speculation.step_costs import NUM_COLD, StepCosts
 
 # Drafts must give this many times the tokens per second of steps without them. Otherwise errors in
 # the measured times would decide.
@@ -22,8 +22,6 @@ _DECAY_OF_PLAIN = 1 / 16  # weight of a new step without drafts, because these m
 _DECAY_DOWN, _DECAY_UP = 1 / 2, 1 / 16
 # The share of a pass for one token that a token takes at most if many are computed together.
 _MAX_CATCH_UP = 1 / 4
-# Steps of each size that do not count, because buffers are made and graphs are captured in them.
-_NUM_COLD = 2
 _CATCH_UP = ("catch up", 0)  # the size of all passes that compute earlier tokens
 _MAX_RATIO = 4.0  # a step that takes longer than expected by this factor waited for something else
 _MAX_UNKNOWN = 4  # drafts of a sequence while the time to draw them is not known
@@ -183,7 +181,7 @@ class DraftingCosts:
 
     def _is_warm(self, kind: str, num_tokens: int) -> bool:
         self._num_seen[kind, num_tokens] += 1
-        return self._num_seen[kind, num_tokens] > _NUM_COLD
+        return self._num_seen[kind, num_tokens] > NUM_COLD
 
 
 def _is_usual(item: DraftPass) -> bool:

@@ -26,7 +26,7 @@ from paged_backend.speculation.acceptance import (
     numbers_of_drafts,
 )
 from paged_backend.speculation.answers import Answers
-from paged_backend.speculation.step_costs import StepCosts
+from paged_backend.speculation.step_costs import NUM_COLD, StepCosts
 from paged_backend.speculation.token_index import Match, TokenIndex
 from paged_backend.values.options.speculation import MAX_DRAFTS, SpeculativeConfig
 
@@ -37,8 +37,6 @@ _HOPELESS = 0.95
 # A text is searched less often while its guesses are wrong: after each `_PATIENCE` of them, a step
 # more is left out, up to `_MAX_PAUSE`, or up to as many as leave about `_SEARCHES` in each step.
 _PATIENCE, _MAX_PAUSE, _SEARCHES = 4, 3, 8
-# Steps of each size that do not count, because buffers are made and graphs are captured in them.
-_NUM_COLD = 2
 # Numbers of drafts differ from step to step by more than this variance, so that what they cost is
 # measured rather than assumed.
 _PRIOR_WEIGHT = 0.25
@@ -145,7 +143,7 @@ class LookupDrafter(Drafter):
         if all(len(item.draft_token_ids) + 1 == item.num_tokens for item in output.slices):
             size = output.num_tokens
             self._num_seen[size] += 1
-            if self._num_seen[size] > _NUM_COLD:
+            if self._num_seen[size] > NUM_COLD:
                 self._costs.observe(seconds, size)
 
     def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, Draft]:

@@ -7,6 +7,8 @@ _DECAY = 1 / 64  # weight of a new step
 # at most, and the share that all tokens of the step are assumed to take together.
 _PRIOR_SHARE, _PRIOR_SHARE_OF_ALL = 1 / 8, 1 / 2
 _MAX_RATIO = 4.0  # a step that takes longer than expected by this factor waited for something else
+NUM_COLD = 2
+"""Steps of each size that do not count: buffers are made and graphs are captured in them."""
 
 
 class StepCosts:

@@ -289,7 +289,7 @@ def test_serve_starts_a_gateway_that_ends_with_it(monkeypatch):
 
 
 def streams_end_with_their_engine(client, processes, gateway):
-    """At once, and whoever has waited for the engine waits for nothing afterwards."""
+    """Streams of a killed engine end at once, and no thread of the stub polls afterwards."""
     (stub,) = [p for p in processes if any("backend_stub" in arg for arg in p.cmdline()[:1])]
     streams = [client.stream(QUESTION.question, max_tokens=1800, ignore_eos=True) for _ in range(4)]
     for stream in streams:
@@ -307,7 +307,7 @@ def streams_end_with_their_engine(client, processes, gateway):
 
 
 def num_waits(pid: int) -> int:
-    """How often the threads of a process have waited for something."""
+    """Return the number of waits of all threads of a process."""
     statuses = (file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/status"))
     return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in statuses)
 
