@@ -142,7 +142,7 @@ gpu-test-benchmarks:
 	$(LIMIT) 160 $(PYTEST) -n 4 --junitxml $(RESULTS)/test-benchmarks.xml tests/kernels/test_benchmarks.py
 
 gpu-kernels-others:
-	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-others.json --only paged_attention fused_qk_norm_rope_cache rms_norm silu_and_mul merge_attention block_copy penalties token_masks sampling logprobs quantize_rows experts choose_experts low_rank latent_attention
+	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-others.json --only paged_attention fused_qk_norm_rope_cache rms_norm silu_and_mul merge_attention block_copy penalties token_masks text_drafts sampling logprobs quantize_rows experts choose_experts low_rank latent_attention
 
 # Torch's compiler takes long for the peers.
 gpu-kernels-decode:

@@ -18,6 +18,7 @@ from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
 from paged_kernels.rms_norm import add_rms_norm, rms_norm
 from paged_kernels.sampling import SamplingState, sample
 from paged_kernels.silu_and_mul import gelu_tanh_and_mul, silu_and_mul
+from paged_kernels.text_drafts import FIELDS, Texts, draw_drafts, keep_tokens, move_back
 from paged_kernels.token_masks import apply_token_masks
 
 __all__ = ["CASES", "Case"]
@@ -82,6 +83,22 @@ def _token_masks(vocab: int) -> Case:
     return Case("token masks", f"{vocab} tokens", call)
 
 
+def _text_drafts(max_tokens: int, max_length: int) -> Case:
+    def call(num_seqs: int) -> None:
+        texts = Texts(ints(256, max_length), ints(256), ints(256))
+        slices, rows = ints(num_seqs, len(FIELDS)), ints(num_seqs * max_tokens)
+        longs = empty(num_seqs * max_tokens, dtype=torch.int64)
+        tables = ints(256, max_length // 16)
+        move_back(
+            *(slices, max_tokens, texts, rows, ints(num_seqs), rows, longs, tables),
+            *(0, 1, 16),
+        )
+        draw_drafts(slices, max_tokens, max_length, texts, longs, longs, 1, 24)
+        keep_tokens(texts, rows, rows, rows, longs)
+
+    return Case("drafts from texts", f"{max_tokens} tokens of {max_length}", call)
+
+
 CASES = {
     case.name: case
     for case in (
@@ -105,6 +122,7 @@ CASES = {
         _logprobs(128256, 20, FP32),
         _penalties(128256),
         _token_masks(128256),
+        _text_drafts(17, 32768),
         *STATE_CASES,
     )
 }

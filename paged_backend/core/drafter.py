@@ -44,13 +44,15 @@ class Drafter(Protocol):
         """Guess the next tokens of any of the sequences.
 
         Args:
-            sequences: running sequences without placeholders. The drafter must not change them.
+            sequences: running sequences, without placeholders unless the scheduler's option
+                `draws_ahead` is true. The drafter must not change them.
             budget: number of drafts that fit in the step, over all sequences. The scheduler drops
                 any further drafts.
 
         Returns:
-            A draft for each ``seq_id``; sequences without guesses may be missing. The worker's
-            draft model draws the tokens that are placeholders (``PLACEHOLDER``).
+            A draft for each ``seq_id``; sequences without guesses may be missing. The worker
+            draws the tokens that are placeholders (``PLACEHOLDER``): its draft model does, or the
+            device from the sequence's own text. Drafts after placeholders are placeholders.
         """
         ...
 
@@ -58,7 +60,8 @@ class Drafter(Protocol):
         """Return the sequences that should not go on before a token in flight is known.
 
         With asynchronous scheduling, a sequence goes on while a step in flight samples its newest
-        token. It cannot have drafts then. The scheduler calls this before `propose`.
+        token. It cannot have drafts then, unless the device draws them. The scheduler calls this
+        before `propose`.
 
         Args:
             sequences: running sequences with one placeholder each.

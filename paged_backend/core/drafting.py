@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from paged_backend.core.constraints import allowed_drafts
 from paged_backend.core.drafter import NO_DRAFT, Draft, Drafter
 from paged_backend.core.kv_cache_manager import KVCacheManager
@@ -9,7 +11,12 @@ from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import DrawnDrafts
 from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep
-from paged_backend.core.stopping import can_be_drafted, max_draft_tokens, may_await_token
+from paged_backend.core.stopping import (
+    can_be_drafted,
+    max_draft_tokens,
+    may_await_token,
+    may_go_ahead,
+)
 
 
 class Drafting:
@@ -31,6 +38,7 @@ class Drafting:
     ) -> None:
         self._config, self._kv, self._sequences = config, kv, sequences
         self._drafter = drafter
+        self.draws_ahead = drafter is not None and config.draws_ahead
 
     def awaiting(self) -> set[int]:
         """Return the sequences that wait for a token in flight, so that they can be drafted for."""
@@ -38,17 +46,26 @@ class Drafting:
             return set()
         return self._drafter.awaits(filter(may_await_token, self._sequences.running.values()))
 
-    def drafts(self) -> dict[int, Draft]:
+    def drafts(self, awaiting: Set[int] = frozenset()) -> dict[int, Draft]:
         """Return drafts by ``seq_id``, as many as a step has room for beside all decodes.
 
         While prompts wait or are computed, they get at least half of this room.
+
+        Args:
+            awaiting: the sequences that wait for a token.
         """
         drafts: dict[int, Draft] = {}
         states = self._kv.states
         if self._drafter is None or not (states is None or states.has_room_for_drafts):
             return drafts
         running = self._sequences.running.values()
-        decodes = [seq for seq in running if seq.num_uncomputed_tokens == 1 and can_be_drafted(seq)]
+        decodes = [
+            seq
+            for seq in running
+            if seq.num_uncomputed_tokens == 1
+            and (can_be_drafted(seq) or self.draws_ahead and may_go_ahead(seq))
+            and seq.seq_id not in awaiting
+        ]
         room = self._config.max_num_batched_tokens - len(running)
         budget = max(0, min(room, self._config.max_num_drafts))
         if self._sequences.waiting or any(seq.num_uncomputed_tokens > 1 for seq in running):

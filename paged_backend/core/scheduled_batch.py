@@ -80,6 +80,19 @@ class ScheduledSequence(NamedTuple):
     num_draft_tokens: int = 0  # trailing token_ids that are guesses
     pool: PoolSpec | None = None  # rows to pool if the model makes embeddings, and samples nothing
     adapter: str = ""  # the digest of its LoRA adapter; empty: none
+    # Number of drafts in flight before the slice. The device moves the slice back by the number of
+    # wrong ones.
+    max_move: int = 0
+
+    @property
+    def draws_drafts(self) -> bool:
+        """True if the worker draws the drafts."""
+        return self.num_draft_tokens > 0 and self.token_ids[-1] == PLACEHOLDER
+
+    def moved_back(self, number: int) -> ScheduledSequence:
+        """Return the slice at earlier positions, as `number` drafts before it were wrong."""
+        samples = [spec._replace(position=spec.position - number) for spec in self.samples]
+        return self._replace(start=self.start - number, samples=tuple(samples))
 
     def with_drafts(self, drafts: list[int]) -> ScheduledSequence:
         """Return the slice with drafts in place of all of its placeholders."""

@@ -281,14 +281,14 @@ class Scheduler:
         """Schedule running sequences; return True if one was preempted for lack of blocks."""
         num_preemptions = self.counters.num_preemptions
         awaiting = self._drafting.awaiting()
-        drafts = self._drafting.drafts()
+        drafts = self._drafting.drafts(awaiting)
         self._continue_decodes(step, drafts.keys() | awaiting)
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         continued = set(step.continued)
         if len(continued) < len(self.sequences.running):
             for seq in self.sequences.running.values():
-                if seq in continued or must_wait(seq):
+                if seq in continued or must_wait(seq, self._drafting.draws_ahead):
                     continue
                 if seq.seq_id in awaiting:
                     continue
@@ -298,8 +298,9 @@ class Scheduler:
             first = filter(can_be_continued, self._decodes)
             places = {seq: i for i, seq in enumerate(first)}
             decodes.sort(key=lambda seq: (not seq.can_continue, places.get(seq, len(places))))
-        # Attention is faster if the sequences with one token each come first.
-        decodes.sort(key=lambda seq: seq.seq_id in drafts)
+        # Attention is faster if the sequences with one token each come first. The next step may
+        # continue the first of them, as far as their positions are known.
+        decodes.sort(key=lambda seq: (seq.seq_id in drafts, seq.num_draft_tokens > 0))
         for seq in decodes:
             if seq.seq_id not in drafts or not self._speculate(seq, step, drafts[seq.seq_id]):
                 self._continue(seq, step)

@@ -15,4 +15,6 @@ class SchedulerConfig:
     enable_chunked_prefill: bool
     eos_token_ids: frozenset[int]
     max_num_drafts: int = 0  # drafts of a step, over all sequences
+    # Whether the device draws drafts of sequences with steps in flight, where the drafter asks so.
+    draws_ahead: bool = False
     max_loras: int = 1  # different LoRA adapters of sequences with blocks

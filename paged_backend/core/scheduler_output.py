@@ -35,7 +35,8 @@ class Slice(NamedTuple):
     """Consecutive tokens of one sequence for the step to compute."""
 
     seq_id: int
-    start: int  # position of the first token
+    # Position of the first token. After drafts in flight, it is as if all of them were right.
+    start: int
     num_tokens: int
     new_token_ids: list[int]  # tokens that have become known since the worker was told last
     # Index from which the block tables are replaced; see KVCacheManager. The worker is not told of
@@ -43,7 +44,7 @@ class Slice(NamedTuple):
     first_new_block: int
     new_block_ids: list[int]
     # Trailing tokens of the slice that are guesses; a token is sampled at each one's position, too.
-    # The worker's draft model draws those that are placeholders.
+    # The worker's draft model, or the device, draws those that are placeholders.
     draft_token_ids: list[int]
     sample_seq_ids: list[int]  # sequences that sample a token after the slice's last one
     num_prompt_logprobs: int | None  # top tokens for each prompt logprob; None for none

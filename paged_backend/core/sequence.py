@@ -49,10 +49,11 @@ class Sequence:
     ``num_computed_tokens`` may exceed ``num_known_tokens``: with asynchronous scheduling, a step
     can compute a token that the previous step is still sampling.
 
-    A step may also compute ``num_draft_tokens`` drafts (guesses of the next tokens). ``token_ids``
-    does not contain the drafts. It contains one placeholder for each of them, because the step
-    samples one token after each draft. The scheduler schedules the sequence again only when it
-    knows how many drafts were right.
+    Steps in flight may also compute ``num_draft_tokens`` drafts (guesses of the next tokens).
+    ``token_ids`` does not contain the drafts. It contains one placeholder for each of them, because
+    the step samples one token after each draft. The scheduler schedules the sequence again when it
+    knows how many drafts were right, or as if all were right if the device draws drafts: the device
+    then moves the next slice back by the number of wrong ones (see :func:`may_go_ahead`).
     """
 
     __slots__ = (
@@ -95,7 +96,7 @@ class Sequence:
         resumed = len(self.token_ids) > self.num_prompt_tokens
         self.num_computed_tokens = 0  # tokens of steps in flight included
         self.num_output_placeholders = 0  # trailing tokens that are not known yet
-        self.num_draft_tokens = 0  # drafts of the step in flight
+        self.num_draft_tokens = 0  # drafts of the steps in flight
         # Number of likeliest next tokens that each step returns for a beam; 0 without beams.
         self.num_candidates = 0
         # Set at the first admission; the previous engine counted a resumed sequence.
@@ -145,7 +146,7 @@ class Sequence:
 
     def add_drafts(self, number: int) -> None:
         """Count ``number`` drafts as computed, and append one placeholder for each of them."""
-        self.num_draft_tokens = number
+        self.num_draft_tokens += number
         self.num_computed_tokens += number
         self.token_ids += [PLACEHOLDER] * number
         self.num_output_placeholders += number
@@ -154,21 +155,27 @@ class Sequence:
         """Append output tokens that are known without sampling; there must be no placeholders."""
         self.token_ids += token_ids
 
-    def take_tokens(self, token_ids: list[int]) -> None:
+    def take_tokens(self, token_ids: list[int], num_drafts: int = 0) -> None:
         """Replace the placeholders of the earliest step in flight with the tokens that it sampled.
 
         If drafts were wrong, there are fewer tokens than placeholders. The other placeholders are
         removed, and the wrong drafts no longer count as computed.
+
+        Args:
+            token_ids: the tokens.
+            num_drafts: number of drafts of that step.
         """
         if self.first_token_s is None:
             self.first_token_s = time.monotonic()
-        if self.num_draft_tokens == 0:
-            self.token_ids[-self.num_output_placeholders] = token_ids[0]
+        first = self.num_known_tokens
+        if num_drafts == 0:
+            self.token_ids[first] = token_ids[0]
             self.num_output_placeholders -= 1
             return
-        # No other step of the sequence is in flight.
-        self.token_ids[-self.num_output_placeholders :] = token_ids
-        self.num_output_placeholders = self.num_draft_tokens = 0
+        self.token_ids[first : first + 1 + num_drafts] = token_ids
+        self.num_output_placeholders -= 1 + num_drafts
+        self.num_draft_tokens -= num_drafts
+        # The last token of a sequence that runs is not computed: it is known, or a placeholder.
         self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids) - 1)
 
     def continue_from(self, parent: Sequence, token_id: int) -> None:

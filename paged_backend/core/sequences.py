@@ -318,19 +318,23 @@ class Sequences:
         self._counters.num_generation_tokens += len(requests)
         self.waiting.charge_each(requests, OUTPUT_TOKEN_COST)
 
-    def take_tokens(self, seq: Sequence, token_ids: list[int]) -> None:
+    def take_tokens(self, seq: Sequence, token_ids: list[int], num_drafts: int = 0) -> None:
         """Replace the placeholders of the earliest step in flight with its tokens.
 
         A state after wrong drafts is dropped, so that the right ones are computed again.
+
+        Args:
+            seq: the sequence.
+            token_ids: the tokens.
+            num_drafts: number of drafts of that step.
         """
-        had_drafts = seq.num_draft_tokens > 0
         # The queue counts the tokens of a waiting sequence. Wrong drafts change their number if the
         # sequence was preempted while their step was in flight.
-        recount = seq.num_draft_tokens > 0 and seq.status is SequenceStatus.WAITING
+        recount = num_drafts > 0 and seq.status is SequenceStatus.WAITING
         if recount:
             self.waiting.discard(seq)
-        seq.take_tokens(token_ids)
-        if had_drafts and seq.states:
+        seq.take_tokens(token_ids, num_drafts)
+        if num_drafts > 0 and seq.states:
             self._kv.rewind(seq)
         if recount:
             self.waiting.add(seq)

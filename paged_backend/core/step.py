@@ -25,6 +25,7 @@ class ScheduledStep(NamedTuple):
     # Sequences with prompt logprobs, each with the index of the slice's first logprob in the list.
     prompts: list[tuple[Sequence, int]]
     drafts: dict[int, Draft]  # by seq_id
+    num_drafts: dict[int, int]  # drafts that were planned; a draft model may have drawn fewer
     dropped_seq_ids: set[int]  # sequences with samples that are dropped: their masks were not known
 
 
@@ -187,7 +188,12 @@ class StepBuilder:
 
 
 def _may_continue(seq: Sequence, item: Slice) -> bool:
-    return seq.can_continue and item.num_tokens == 1 and item.sample_seq_ids == [seq.seq_id]
+    return (
+        seq.can_continue
+        and seq.num_draft_tokens == 0  # after drafts in flight, its position is not known
+        and item.num_tokens == 1
+        and item.sample_seq_ids == [seq.seq_id]
+    )
 
 
 def _introduce(seq: Sequence) -> NewSequence:

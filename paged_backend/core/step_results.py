@@ -8,7 +8,7 @@ from itertools import islice
 from paged_backend.core.beam_groups import BeamGroups
 from paged_backend.core.constraints import accept_tokens, can_be_forced
 from paged_backend.core.counters import EngineCounters
-from paged_backend.core.drafter import Draft
+from paged_backend.core.drafter import NO_DRAFT, Draft
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput
@@ -72,7 +72,8 @@ class StepResults:
                     sampled.append(completion)
                 if seq.seq_id in step.drafts:
                     seq.add_drafts(len(step.drafts[seq.seq_id].token_ids))
-        return ScheduledStep(sampled, len(step.continued), prompts, step.drafts, set())
+        num_drafts = {seq_id: len(draft.token_ids) for seq_id, draft in step.drafts.items()}
+        return ScheduledStep(sampled, len(step.continued), prompts, step.drafts, num_drafts, set())
 
     def apply(self, step: ScheduledStep, result: ModelRunnerOutput) -> list[SequenceOutput]:
         """Apply the output of the earliest step in flight.
@@ -96,10 +97,11 @@ class StepResults:
                 outputs += self._beams.take(seq, result.logprobs[place][0])
             elif not (seq.is_finished or seq.seq_id in step.dropped_seq_ids):
                 tokens, start = result.token_ids[place], seq.num_known_tokens
-                output = self._take(seq, tokens, result.logprobs.get(place))
+                num_drafts = step.num_drafts.get(seq.seq_id, 0)
+                output = self._take(seq, tokens, result.logprobs.get(place), num_drafts)
                 outputs.append(output)
-                draft = step.drafts.get(seq.seq_id)
-                if draft is not None and draft.token_ids:
+                draft = step.drafts.get(seq.seq_id, NO_DRAFT)
+                if draft.token_ids:
                     # Right drafts after the end of the sequence are not part of it.
                     num_accepted = min(len(tokens) - 1, seq.num_known_tokens - start)
                     output.drafts = _counts(draft, num_accepted)
@@ -152,7 +154,11 @@ class StepResults:
         return outputs
 
     def _take(
-        self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+        self,
+        seq: Sequence,
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs] | None,
+        num_drafts: int = 0,
     ) -> SequenceOutput:
         """Add the tokens of a step to a sequence, without those after the token that ends it."""
         start = seq.num_known_tokens
@@ -160,7 +166,7 @@ class StepResults:
         token_ids, reason = cut_at_end(seq, token_ids)
         token_ids, reason = accept_tokens(seq, token_ids, reason, self._eos_token_ids)
         if token_ids:
-            self._sequences.take_tokens(seq, token_ids)
+            self._sequences.take_tokens(seq, token_ids, num_drafts)
         self._sequences.charge_output(seq, len(token_ids))
         # Drafts that were right are computed, and so are the tokens of which the next step is in
         # flight already; both may fill a block. The last token of a sequence is never computed.

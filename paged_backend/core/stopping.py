@@ -48,18 +48,39 @@ def cut_at_end(seq: Sequence, token_ids: list[int]) -> tuple[list[int], FinishRe
     return token_ids, None
 
 
-def must_wait(seq: Sequence) -> bool:
+def must_wait(seq: Sequence, draws_ahead: bool = False) -> bool:
     """Return True if a running sequence must not be scheduled now.
 
     A step in flight may verify drafts, sample the last token that the limits allow, or return the
     embedding of the whole prompt. A beam also waits for the candidates of the other beams.
+
+    Args:
+        seq: the sequence.
+        draws_ahead: the device draws drafts, and moves slices back after wrong ones.
     """
     if seq.num_output_placeholders == 0:
         return False
-    if seq.num_draft_tokens > 0 or seq.awaits_beams:
+    if seq.num_draft_tokens > 0 and not (draws_ahead and may_go_ahead(seq)) or seq.awaits_beams:
         return True
     # The step returns an embedding in place of a token.
     return seq.request.pooling is not None or seq.num_tokens >= seq.max_num_tokens
+
+
+def may_go_ahead(seq: Sequence) -> bool:
+    """Return True if drafts of a sequence may follow a token, or drafts, in flight.
+
+    The device draws these drafts. If drafts in flight are wrong, it moves the next slice of the
+    sequence back, to the token after the last right one. Only the parameters that do not change
+    from token to token can be sampled with then.
+    """
+    return (
+        seq.can_continue
+        and seq.grammar is None
+        and seq.request.pooling is None
+        and seq.num_uncomputed_tokens == 1
+        and seq.num_output_placeholders > 0
+        and seq.num_tokens < seq.max_num_tokens
+    )
 
 
 def can_be_drafted(seq: Sequence) -> bool:
@@ -93,8 +114,6 @@ def max_draft_tokens(seq: Sequence) -> int:
     """Return the maximum number of drafts that a step may compute for a sequence.
 
     A step with n drafts samples up to n + 1 tokens, which must not exceed ``max_tokens`` or
-    ``max_model_len``. The result is 0 if :func:`can_be_drafted` is False.
+    ``max_model_len``.
     """
-    if not can_be_drafted(seq):
-        return 0
     return min(max(0, seq.max_num_tokens - seq.num_tokens - 1), MAX_DRAFTS)

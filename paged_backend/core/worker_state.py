@@ -87,6 +87,7 @@ class WorkerState:
             item.first_new_block,
             len(item.draft_token_ids),
             adapter=state.new.adapter,
+            max_move=max(0, start - state.num_known),
         )
 
 
@@ -94,10 +95,10 @@ def _update(seq: WorkerSequence, item: Slice) -> None:
     # In place, because samples in flight read the list.
     seq.token_ids[seq.num_known :] = item.new_token_ids
     seq.num_known = len(seq.token_ids)
-    seq.token_ids += item.draft_token_ids
-    missing = item.start + item.num_tokens - len(seq.token_ids)
+    missing = item.start + item.num_tokens - len(item.draft_token_ids) - seq.num_known
     if missing > 0:
         seq.token_ids += [PLACEHOLDER] * missing
+    seq.token_ids += item.draft_token_ids
     if item.new_block_ids:
         seq.block_ids[item.first_new_block :] = item.new_block_ids
 

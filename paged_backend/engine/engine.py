@@ -81,7 +81,9 @@ class Engine:
         steps = info.step_limits
         speculation = config.speculation()
         if drafter is None and speculation is not None:
-            drafter = _drafter(speculation)
+            # Of layers with states, the device has none to go back to.
+            draws_ahead = steps.draws_ahead and info.kv_layout.states is None
+            drafter = _drafter(speculation, draws_ahead)
         if speculation is not None and info.pooling is not None:
             raise option_error("speculative_config", "cannot be used: this model generates nothing")
         if drafter is not None and speculation is None:
@@ -108,6 +110,7 @@ class Engine:
                 enable_chunked_prefill=config.enable_chunked_prefill and has_blocks,
                 eos_token_ids=frozenset(info.eos_token_ids),
                 max_num_drafts=steps.max_num_drafts,
+                draws_ahead=isinstance(drafter, LookupDrafter) and drafter.draws_ahead,
                 max_loras=config.max_loras,
             ),
             KVCacheManager(
@@ -332,11 +335,11 @@ class Engine:
         return result
 
 
-def _drafter(speculation: SpeculativeConfig) -> Drafter:
+def _drafter(speculation: SpeculativeConfig, draws_ahead: bool) -> Drafter:
     """Return the drafter that the options ask for."""
     if speculation.method == DRAFT_MODEL:
         return ModelDrafter(speculation)
-    return LookupDrafter(speculation)
+    return LookupDrafter(speculation, draws_ahead)
 
 
 class _InFlightStep(NamedTuple):

@@ -44,6 +44,11 @@ class InputBatch:
     pools: list[PoolSpec]  # the specs of these rows, in order
     # [num_seqs, 2] slots of the states that each sequence reads and writes; [0, 2] without states.
     state_slots: Ints
+    # [num_slices, 7] of the slices that depend on tokens in flight: the index of the sequence; the
+    # index and the number of its tokens; the position of the first one as if all drafts in flight
+    # were right; the index of its first sample; 1 if drafts are in flight; 1 if its own drafts
+    # are placeholders.
+    ahead: Ints
 
     @property
     def samples(self) -> list[SampleSpec]:
@@ -65,6 +70,7 @@ class InputBatch:
 
 
 _NO_STATES: Ints = np.zeros((0, 2), np.int32)
+_NONE_AHEAD: Ints = np.zeros((0, 7), np.int32)
 
 
 class InputBatchBuilder:
@@ -129,6 +135,7 @@ class InputBatchBuilder:
             pool_indices=np.zeros(0, np.int64),
             pools=[],
             state_slots=_NO_STATES,
+            ahead=_NONE_AHEAD,
         )
 
     def _flatten(self, items: list[ScheduledSequence]) -> InputBatch:
@@ -163,6 +170,7 @@ class InputBatchBuilder:
             pool_indices=pool_indices(items, query_start_loc),
             pools=[item.pool for item in items if item.pool is not None],
             state_slots=_NO_STATES,
+            ahead=_ahead(items, query_start_loc, num_samples),
         )
 
     def _slots_of(
@@ -200,6 +208,7 @@ def without(values: NDArray[Number], dropped: list[int]) -> NDArray[Number]:
 def _joined(first: InputBatch, second: InputBatch) -> InputBatch:
     """Join decodes and the sequences that follow them."""
     row = len(first.input_ids)
+    moved = np.array([row, row, 0, 0, row, 0, 0], np.int32)  # each of them has one token and sample
     return replace(
         second,
         input_ids=np.concatenate((first.input_ids, second.input_ids)),
@@ -215,6 +224,7 @@ def _joined(first: InputBatch, second: InputBatch) -> InputBatch:
         continued=first.continued,
         prompt_indices=second.prompt_indices + row,
         pool_indices=second.pool_indices + row,
+        ahead=second.ahead + moved if len(second.ahead) else second.ahead,
     )
 
 
@@ -231,6 +241,17 @@ def block_tables(scheduled_batch: ScheduledBatch, num_groups: int = 1) -> Ints:
     ids = chain.from_iterable(tables)
     padded[filled] = np.fromiter(ids, np.int32, int(widths.sum()))
     return np.ascontiguousarray(padded.reshape(len(tables), -1, num_groups).transpose(2, 0, 1))
+
+
+def _ahead(items: list[ScheduledSequence], query_start_loc: Ints, num_samples: list[int]) -> Ints:
+    """Return `InputBatch.ahead`."""
+    found: list[tuple[int, ...]] = []
+    for place, item in enumerate(items):
+        if item.max_move or item.draws_drafts:
+            first, number = int(query_start_loc[place]), len(item.token_ids)
+            flags = (int(item.max_move > 0), int(item.draws_drafts))
+            found.append((place, first, number, item.start, sum(num_samples[:place]), *flags))
+    return np.array(found, np.int32) if found else _NONE_AHEAD
 
 
 def _prompt_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Longs:

@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
+from math import prod
 from operator import mul
 from typing import NamedTuple
 
 from paged_backend.core.drafter import Draft, Drafter
 from paged_backend.core.scheduler_output import SchedulerOutput
-from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
+from paged_backend.core.stopping import may_go_ahead
 from paged_backend.speculation.acceptance import (
     Acceptance,
     Evidence,
@@ -40,13 +42,13 @@ _PATIENCE, _MAX_PAUSE, _SEARCHES = 4, 3, 8
 # Numbers of drafts differ from step to step by more than this variance, so that what they cost is
 # measured rather than assumed.
 _PRIOR_WEIGHT = 0.25
-_SUFFIX_MIN = 1  # tokens that a match has at least, for ``suffix``
 
 
 class _Guess(NamedTuple):
     draft: Draft
     evidence: list[Evidence]  # one entry for each token of the draft
     place: int  # number of tokens of the sequence before the guess
+    is_own: bool  # it comes from the text of the sequence itself
 
 
 class _Source:
@@ -102,6 +104,30 @@ class _Text:
         known = self.seq.num_known_tokens
         return num_read + self.source.read(self.seq.token_ids, known, limit - num_read)
 
+    @property
+    def has_own_guess(self) -> bool:
+        """True if there is a guess from the text of the sequence itself."""
+        return self.guess is not None and self.guess.is_own
+
+    def chances(self) -> list[float]:
+        """Return the chance of each token that may be drafted, if those before it are right.
+
+        The first tokens of the guess stand for those in flight. All of them must be right for the
+        first draft to be.
+        """
+        ahead = self.seq.num_output_placeholders
+        if self.guess is None or ahead > 0 and not self.guess.is_own:
+            return []
+        chances = self.acceptance.chances(self.guess.evidence)
+        return [prod(chances[: ahead + 1]), *chances[ahead + 1 :]] if chances[ahead:] else []
+
+    def draft(self, number: int) -> Draft:
+        """Return the first drafts; after tokens in flight, the device draws them."""
+        assert self.guess is not None
+        if self.seq.num_output_placeholders > 0:
+            return Draft([PLACEHOLDER] * number)
+        return self.guess.draft.first(number)
+
     def learn(self) -> None:
         """Compare the newest guess with the tokens that have become known since."""
         if self.guess is None:
@@ -118,25 +144,35 @@ class _Text:
 
 
 class LookupDrafter(Drafter):
-    """See :class:`~paged_backend.core.drafter.Drafter`."""
+    """See :class:`~paged_backend.core.drafter.Drafter`.
 
-    def __init__(self, config: SpeculativeConfig) -> None:
+    Where the device draws drafts, it looks up the text of the sequence itself. This drafter then
+    guesses only how many tokens it should verify, from the text before the steps in flight.
+
+    Args:
+        config: the lengths of matches and guesses.
+        draws_ahead: whether the device draws drafts of sequences with steps in flight.
+    """
+
+    def __init__(self, config: SpeculativeConfig, draws_ahead: bool = False) -> None:
+        self.draws_ahead = draws_ahead
         self._num_tokens = config.num_speculative_tokens
         self._is_suffix = config.method == "suffix"
+        self._min_match, self._max_match = config.match_lengths
         if self._is_suffix:
-            self._min_match = _SUFFIX_MIN
-            self._max_match = config.suffix_decoding_max_tree_depth
             self._factor = config.suffix_decoding_max_spec_factor
             self._min_share = config.suffix_decoding_min_token_prob
             max_answers = config.suffix_decoding_max_cached_requests
         else:
-            self._min_match, self._max_match = config.lookup_lengths
             self._factor, self._min_share, max_answers = float(MAX_DRAFTS), 0.0, 0
         self._answers = Answers(max_answers, self._min_match)
         self._texts: dict[int, _Text] = {}  # by seq_id
         self._costs = StepCosts(prior_weight=_PRIOR_WEIGHT)
         self._num_seen: Counter[int] = Counter()  # steps by their number of tokens
-        self._num_ahead = 0  # sequences without drafts in the step that is scheduled
+        # Of the step that is scheduled: sequences with a token in flight that are not drafted for,
+        # and the texts of those that may be drafted for, by seq_id.
+        self._num_ahead = 0
+        self._searched: dict[int, _Text] = {}
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Record the duration of a step, unless it computed parts of prompts or was cold."""
@@ -150,23 +186,34 @@ class LookupDrafter(Drafter):
         """Guess the next tokens of some of the sequences; see the class."""
         decodes = list(sequences)
         texts = [self._text(seq) for seq in decodes if seq.request.speculate]
+        searched, self._searched = self._searched, {}
         self._let_go()
         to_read = _MAX_READ - self._answers.read(_MAX_READ)
         if budget <= 0 or self._costs.chance_needed(len(decodes)) > _HOPELESS:
             return {}
-        found = self._search(texts, to_read)
+        found = self._search([text for text in texts if text.seq.seq_id not in searched], to_read)
+        found += [text for text in searched.values() if text.guess is not None]
         return self._chosen(found, len(decodes) + self._num_ahead, budget) if found else {}
 
     def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
         """Return the sequences with guesses that give more than the token of a step."""
         ahead = list(sequences)
-        self._num_ahead = len(ahead)
+        self._num_ahead = sum(not self._is_drawn_ahead(seq) for seq in ahead)
         if not ahead or self._costs.chance_needed(len(ahead)) > _HOPELESS:
             return set()
         texts = [self._text(seq) for seq in ahead if seq.request.speculate]
-        awaiting = {text.seq.seq_id for text in self._search(texts, _MAX_READ) if _pays_off(text)}
-        self._num_ahead -= len(awaiting)
+        found = self._search(texts, _MAX_READ)
+        awaiting: set[int] = set()
+        for text in found:
+            is_drawn = self._is_drawn_ahead(text.seq)
+            if not (is_drawn and text.has_own_guess) and _pays_off(text):
+                awaiting.add(text.seq.seq_id)
+                self._num_ahead -= not is_drawn
+        self._searched = {text.seq.seq_id: text for text in texts if self._is_drawn_ahead(text.seq)}
         return awaiting
+
+    def _is_drawn_ahead(self, seq: Sequence) -> bool:
+        return self.draws_ahead and may_go_ahead(seq)
 
     def _search(self, texts: list[_Text], to_read: int) -> list[_Text]:
         """Guess how texts go on; returns those with a guess.
@@ -212,14 +259,13 @@ class LookupDrafter(Drafter):
 
     def _chosen(self, texts: list[_Text], num_sequences: int, budget: int) -> dict[int, Draft]:
         """Return as many tokens of the texts' guesses as pay, by ``seq_id``."""
-        guesses = {text.seq.seq_id: (text, text.guess) for text in texts if text.guess is not None}
-        chances = {
-            seq_id: text.acceptance.chances(guess.evidence)
-            for seq_id, (text, guess) in guesses.items()
-        }
+        chances = {text.seq.seq_id: text.chances() for text in texts}
+        chances = {seq_id: guess for seq_id, guess in chances.items() if guess}
         numbers = numbers_of_drafts(chances, num_sequences, budget, self._costs)
         return {
-            seq_id: guesses[seq_id][1].draft.first(number) for seq_id, number in numbers.items()
+            text.seq.seq_id: text.draft(number)
+            for text in texts
+            if (number := numbers.get(text.seq.seq_id, 0))
         }
 
     def _guess(self, text: _Text) -> _Guess | None:
@@ -236,8 +282,12 @@ class LookupDrafter(Drafter):
                 found = other.find(tail, self._max_match)
                 if found.length > match.length:
                     index, match = other, found
-        room = min(max(0, seq.max_num_tokens - end - 1), MAX_DRAFTS)
-        number = min(self._num_tokens, int(self._factor * match.length), room)
+        if not match.ends:
+            return None
+        # If all tokens in flight are as guessed, the match is longer by them.
+        ahead = seq.num_output_placeholders
+        number = min(self._num_tokens, int(self._factor * (match.length + ahead)))
+        number = min(ahead + number, max(0, seq.max_num_tokens - end - 1))
         tokens = self._following(index, match, number, repeats=index is own)
         if not tokens:
             return None
@@ -245,7 +295,8 @@ class LookupDrafter(Drafter):
         evidence = [
             Evidence(match.length + place, support) for place, (_, support) in enumerate(tokens)
         ]
-        return _Guess(Draft(token_ids, is_predicted=index is predicted), evidence, end)
+        draft = Draft(token_ids, is_predicted=index is predicted)
+        return _Guess(draft, evidence, end, is_own=index is own)
 
     def _following(
         self, index: TokenIndex, match: Match, number: int, repeats: bool

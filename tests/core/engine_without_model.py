@@ -215,6 +215,22 @@ class RandomDrafter(PrecomputedDrafter):
         return super().propose(sequences, budget)
 
 
+class AheadDrafter(RandomDrafter):
+    """Also asks the device for drafts of sequences with steps in flight."""
+
+    draws_ahead = True
+
+    def propose(self, sequences, budget):
+        sequences = list(sequences)
+        ahead = [seq for seq in sequences if seq.num_output_placeholders]
+        drafts = super().propose((seq for seq in sequences if seq not in ahead), budget)
+        number = self._random.randrange(9)
+        return drafts | {seq.seq_id: Draft([PLACEHOLDER] * number) for seq in ahead}
+
+    def awaits(self, sequences):
+        return {seq.seq_id for seq in sequences if self._random.random() < 0.2}
+
+
 def make_request(
     name,
     prompt,
@@ -285,6 +301,7 @@ class EngineWithoutModel:
                 enable_chunked_prefill,
                 frozenset({EOS}),
                 max_num_drafts=max_num_batched_tokens,
+                draws_ahead=getattr(drafter, "draws_ahead", False),
             ),
             KVCacheManager(
                 num_blocks,
@@ -299,7 +316,13 @@ class EngineWithoutModel:
         self.scheduler.sequences.grammar_work.time = grammar_time or EndlessTime()
         self.depth = int(async_scheduling)
         self.results: deque[ModelRunnerOutput] = deque()
-        self.last_token: dict[int, int] = {}  # seq_id -> sampled last, as a device keeps it
+        # What a device keeps, by seq_id: the token that was sampled last, the wrong drafts of the
+        # last step, and the whole text.
+        self.last_token: dict[int, int] = {}
+        self.num_wrong: dict[int, int] = {}
+        self.texts: dict[int, list[int]] = {}
+        self.random = random.Random(0)
+        self.num_drawn = 0  # drafts that the device has drawn
         self.states = {ZERO_SLOT: []}  # the tokens that each slot stands for
         self.state_of = {}  # by seq_id, after the newest step
         self.content = [[None] * block_size for _ in range(num_blocks)]
@@ -322,6 +345,7 @@ class EngineWithoutModel:
             plan = self.worker_state.apply(decode_scheduler_output(encode(output)))
             self._check_arrays(plan)
             self.plans.append(replace(plan, scheduled=list(plan.all_sequences())))
+            plan = self._on_device(plan)
             self._launch(plan)
             if self.scheduler.is_constrained:
                 while self.results:
@@ -356,9 +380,34 @@ class EngineWithoutModel:
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished or bool(self.results)
 
-    def _launch(self, plan: ScheduledBatch) -> None:
+    def _on_device(self, plan: ScheduledBatch) -> ScheduledBatch:
+        """The step as the device computes it, which knows the tokens of all steps before it."""
         for seq_id in plan.freed_seq_ids:  # a device forgets what gave up its blocks
-            self.last_token.pop(seq_id, None)
+            for of_sequence in (self.last_token, self.num_wrong, self.texts):
+                of_sequence.pop(seq_id, None)
+        scheduled = []
+        for item in plan.scheduled:
+            if item.max_move:
+                assert 0 <= self.num_wrong[item.seq_id] <= item.max_move
+                item = item.moved_back(self.num_wrong[item.seq_id])
+            if item.draws_drafts:
+                text = self.texts[item.seq_id]
+                assert len(text) == item.start + 1
+                item = item.with_drafts(self._drawn(text, item))
+            scheduled.append(item)
+        return replace(plan, scheduled=scheduled)
+
+    def _drawn(self, text: list[int], item: ScheduledSequence) -> list[int]:
+        """Drafts of a sequence, of which one half is wrong from a random place on."""
+        drawn, start = list(text), len(text)
+        num_right = self.random.randrange(2 * item.num_draft_tokens + 1)
+        for number in range(item.num_draft_tokens):
+            token = next_token(drawn, item.samples[0].seed)
+            drawn.append(token if number < num_right else (token + 1) % VOCAB)
+        self.num_drawn += item.num_draft_tokens
+        return drawn[start:]
+
+    def _launch(self, plan: ScheduledBatch) -> None:
         for source, target in plan.block_copies:
             self.content[target] = list(self.content[source])
         for item in plan.all_sequences():
@@ -428,11 +477,13 @@ class EngineWithoutModel:
             tables.append(row)
         return tables
 
-    def _seen(self, tables: list[list[int | None]], context: list[int]) -> list[int]:
+    def _seen(self, tables: list[list[int | None]], context: list[int], seq_id: int) -> list[int]:
         """The context of a sample as the block tables hold it."""
-        seen = []
+        seen, text = [], self.texts.get(seq_id, [])
         for position, known in enumerate(context):
             found = {table[position] for table in tables} - {OUT_OF_SIGHT}
+            if not found and known == PLACEHOLDER:  # as several tokens are in flight
+                known = text[position]
             assert len(found) <= 1, "block tables differ"
             token = found.pop() if found else known
             assert token != PLACEHOLDER
@@ -444,7 +495,7 @@ class EngineWithoutModel:
         """Some of the tokens that the samples have if no mask forbids them."""
         samples = [(item, spec) for item in plan.all_sequences() for spec in item.samples]
         return {
-            index: next_token(self._seen(self._visible(item), spec.context), spec.seed)
+            index: next_token(self._seen(self._visible(item), spec.context, item.seq_id), spec.seed)
             for index, (item, spec) in enumerate(samples)
             if spec.seed % 3 != 0
         }
@@ -455,17 +506,19 @@ class EngineWithoutModel:
         for item in plan.all_sequences():
             tables = self._visible(item)
             end = item.start + len(item.token_ids)
-            self._seen(tables, self.worker_state._sequences[item.seq_id].token_ids[:end])
+            known = self.worker_state._sequences[item.seq_id].token_ids[:end]
+            self._seen(tables, known, item.seq_id)
             for spec in item.samples:
                 assert spec.num_output_tokens < spec.params.max_tokens, "a token too many"
-                seen = self._seen(tables, spec.context)
+                seen = self._seen(tables, spec.context, item.seq_id)
                 if plan.state_slots:
                     state = self.state_of[item.seq_id]
                     assert len(state) == end
                     assert seen == state[: len(seen)], "the state is of other tokens"
                 token = next_token(seen, spec.seed)
                 sampled.append(nearest(token, allowed.get(len(sampled))))
-                self.last_token[spec.seq_id] = sampled[-1]
+                if spec is item.samples[0] or not item.num_draft_tokens:
+                    self.texts[spec.seq_id] = seen
         assert len(self.last_token) <= self.scheduler.config.max_num_seqs
         # In place of a log-probability stands the token that it is of.
         prompt_logprobs = [
@@ -474,7 +527,19 @@ class EngineWithoutModel:
             if item.prompt_logprobs is not None
         ]
         kept, _ = keep_accepted(plan, sampled, {})
+        self._keep(plan, kept)
         return ModelRunnerOutput(kept, {}, prompt_logprobs)
+
+    def _keep(self, plan: ScheduledBatch, kept: list[list[int]]) -> None:
+        """Let the device keep the tokens of a step."""
+        tokens = iter(kept)
+        for item in plan.all_sequences():
+            drafted = item.num_draft_tokens > 0
+            for spec in item.samples[:1] if drafted else item.samples:
+                of_sequence = next(tokens)
+                self.texts[spec.seq_id] += of_sequence
+                self.last_token[spec.seq_id] = of_sequence[-1]
+                self.num_wrong[spec.seq_id] = item.num_draft_tokens + 1 - len(of_sequence)
 
 
 def expected_tokens(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from effort import examples
 from engine_without_model import (
     VOCAB,
+    AheadDrafter,
     EngineWithoutModel,
     PrecomputedDrafter,
     RandomDrafter,
@@ -59,15 +60,20 @@ drafters = st.one_of(
         st.sampled_from([0, 1, 6, 12]),
     ),
     st.integers(0, 9).map(lambda seed: lambda: RandomDrafter(seed)),
+    st.integers(0, 9).map(lambda seed: lambda: AheadDrafter(seed)),
     # Requests with equal prompts and seeds have equal answers, which it finds.
     st.builds(
-        lambda method, number: (
+        lambda method, number, draws_ahead: (
             lambda: LookupDrafter(
-                SpeculativeConfig(method=method, num_speculative_tokens=number, prompt_lookup_max=2)
+                SpeculativeConfig(
+                    method=method, num_speculative_tokens=number, prompt_lookup_max=2
+                ),
+                draws_ahead,
             )
         ),
         st.sampled_from(["ngram", "suffix"]),
         st.integers(1, 8),
+        st.booleans(),
     ),
 )
 windows = st.sampled_from(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from oracle import make_engine
 
 from paged_backend.core.drafter import Draft
 from paged_backend.core.scheduler_output import SchedulerOutput
-from paged_backend.core.sequence import Sequence
+from paged_backend.core.sequence import PLACEHOLDER, Sequence
 from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.errors import ConfigError
+from paged_backend.values.options.speculation import SpeculativeConfig
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 
@@ -59,6 +62,23 @@ class KnownAnswers:
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Learn nothing."""
+
+
+class AsksForMany(LookupDrafter):
+    """Lets the device draw up to 5 drafts in each step, whether they pay or not."""
+
+    def __init__(self) -> None:
+        super().__init__(SpeculativeConfig(), draws_ahead=True)
+        self._random, self.num_asked = random.Random(0), 0
+
+    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, Draft]:
+        ahead = [seq for seq in sequences if seq.num_output_placeholders]
+        drafts = {seq.seq_id: Draft([PLACEHOLDER] * self._random.randrange(6)) for seq in ahead}
+        self.num_asked += sum(bool(draft.token_ids) for draft in drafts.values())
+        return drafts
+
+    def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
+        return set()
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +156,27 @@ def test_tokens_with_right_and_wrong_drafts_are_those_without(
     assert stats.num_draft_tokens > stats.num_accepted_tokens > 12
     if shapes:
         assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} <= set(shapes)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("family", ["smollm", "gemma2"])
+def test_tokens_are_the_same_if_the_device_draws_drafts(
+    family: str, padded: bool, tmp_path: Path
+) -> None:
+    """Steps are scheduled as if all drafts in flight were right, and most of them are wrong.
+
+    Gemma 2 has two groups of blocks, one of them with a window.
+    """
+    make_checkpoint(family, tmp_path, num_hidden_layers=2, intermediate_size=40)
+    plain = answers_of(engine_for(tmp_path))
+    drafter = AsksForMany()
+    engine = engine_for(tmp_path, drafter=drafter, speculative_config={}, async_scheduling=True)
+    shapes = use_shapes(engine) if padded else []
+    assert answers_of(engine) == plain
+    stats = engine.stats()
+    assert drafter.num_asked > 20
+    assert stats.num_draft_tokens > stats.num_accepted_tokens > 0
+    assert not padded or StepShape.drafted(4, 16) in shapes
 
 
 def test_a_draft_model_is_refused(folder: Path) -> None:

@@ -15,7 +15,6 @@ from paged_backend.core.scheduler_output import (
     PendingOutput,
     TokenMasks,
 )
-from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.base import ModelRunner
 from paged_backend.platforms.cpu.drafted_slots import DraftedSlots
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
@@ -90,7 +89,7 @@ class DraftingRunner:
             self._draft.copy_blocks(scheduled_batch.block_copies)
             self._slots.copy(scheduled_batch.block_copies)
         self._slots.overwrite(scheduled_batch)
-        waiting = {item.seq_id: item for item in scheduled_batch.scheduled if _lacks_drafts(item)}
+        waiting = {item.seq_id: item for item in scheduled_batch.scheduled if item.draws_drafts}
         if not waiting:
             return DraftedStep(self.main.launch(scheduled_batch), None)
         drawn = self._draw(waiting, scheduled_batch.guide)
@@ -177,7 +176,3 @@ def drafting_runner(main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout
     assert isinstance(main, CpuModelRunner) and isinstance(draft, CpuModelRunner)
     slots = DraftedSlots(layout, layout.windows.index(None))
     return DraftingRunner(main, draft, slots, layout.max_num_batched_tokens)
-
-
-def _lacks_drafts(item: ScheduledSequence) -> bool:
-    return item.num_draft_tokens > 0 and item.token_ids[-1] == PLACEHOLDER

@@ -15,6 +15,7 @@ from paged_backend.core.scheduled_batch import (
     ScheduledSequence,
 )
 from paged_backend.core.scheduler_output import TokenMasks
+from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.gpu.shared_prefix import MIN_SEQS
 from paged_backend.values.options.scheduling import StepLimits
 from paged_backend.values.sampling_params import SamplingParams
@@ -101,6 +102,15 @@ class IdleBatches:
         # Logits of the whole prompt would keep much pinned memory; the sample's are enough.
         prompt = PromptLogprobsSpec(1, tokens[1:])
         item = ScheduledSequence(-1, tokens, 0, self._blocks(length), (sample,), prompt)
+        return ScheduledBatch.of([item])
+
+    def with_drafts_in_flight(self) -> ScheduledBatch:
+        """Return a token with a draft that the device draws, as if there had been wrong drafts."""
+        tokens = [0, PLACEHOLDER]
+        specs = [SampleSpec(-1, SamplingParams(), 0, end, 1, tokens) for end in (1, 2)]
+        item = ScheduledSequence(
+            *(-1, tokens, 0, self._blocks(2), tuple(specs)), num_draft_tokens=1, max_move=1
+        )
         return ScheduledBatch.of([item])
 
     def decodes_of_a_prefix(self) -> Iterator[ScheduledBatch]:

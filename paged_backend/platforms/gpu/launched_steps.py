@@ -20,10 +20,12 @@ from paged_backend.sampling.logprobs import split_by_prompt
 class InFlightOutput:
     """The output of a step that the device may still compute or copy to the host.
 
-    `tokens` has one token for each sample of `batch`, then padding.
+    `tokens` has one token for each sample of `batch`, then padding, and so has `inputs`: the tokens
+    before the samples, if the device has drawn drafts.
     """
 
     tokens: Arrival
+    inputs: Arrival | None
     scheduled_batch: ScheduledBatch
     batch: InputBatch
     places: list[int]  # indices of the samples with logprobs
@@ -34,12 +36,38 @@ class InFlightOutput:
         """Wait for the device."""
         tokens = self.tokens.wait()[: len(self.batch.sample_positions)]
         logprobs = [] if self.logprobs is None else self.logprobs.wait()
+        scheduled_batch = self.scheduled_batch
+        if self.inputs is not None:
+            drawn = _drawn(scheduled_batch, self.inputs.wait())
+            scheduled_batch = scheduled_batch.with_drafts(drawn)
         by_place = dict(zip(self.places, logprobs, strict=True))
         of_prompts = [row for part in self.prompt_logprobs for row in part.wait()]
         return ModelRunnerOutput(
-            *keep_accepted(self.scheduled_batch, tokens, by_place),
+            *keep_accepted(scheduled_batch, tokens, by_place),
             split_by_prompt(self.batch.prompts, of_prompts),
         )
+
+
+def _draws(scheduled_batch: ScheduledBatch) -> bool:
+    """Return True if the device draws drafts for the step."""
+    return any(item.draws_drafts for item in scheduled_batch.scheduled)
+
+
+def _drawn(scheduled_batch: ScheduledBatch, inputs: list[int]) -> dict[int, list[int]]:
+    """Return the drafts that the device has drawn, by ``seq_id``.
+
+    Args:
+        scheduled_batch: the step.
+        inputs: the token before each sample.
+    """
+    drawn: dict[int, list[int]] = {}
+    place = len(scheduled_batch.continued.sequences)
+    for item in scheduled_batch.scheduled:
+        end = place + len(item.samples)
+        if item.draws_drafts:
+            drawn[item.seq_id] = inputs[place + 1 : end]
+        place = end
+    return drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +84,9 @@ class LaunchedGpuStep(LaunchedStep):
         """Launch the rest of the sampling of the step."""
         batch = self.batch
         tokens, places, logprobs = self.sampler.finish(batch, self.shape, masks)
+        inputs = self.sampler.receive_inputs(self.shape) if _draws(self.scheduled_batch) else None
         return InFlightOutput(
-            tokens, self.scheduled_batch, batch, places, logprobs, self.prompt_logprobs
+            tokens, inputs, self.scheduled_batch, batch, places, logprobs, self.prompt_logprobs
         )
 
 

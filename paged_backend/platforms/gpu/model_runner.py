@@ -73,7 +73,10 @@ class GpuModelRunner:
             context,
             has_states=spec.states is not None,
         )
-        self._sampler = StepSampler(model.config, limits, dtype, self._inputs, transfer)
+        # Layers with states have none to go back to after wrong drafts in flight.
+        draws = limits.draws_ahead and spec.states is None and not self._makes_embeddings
+        max_text = model.max_model_len if draws else 0
+        self._sampler = StepSampler(model.config, limits, dtype, self._inputs, transfer, max_text)
         self._idle = IdleBatches(
             limits,
             model.max_model_len,
@@ -126,6 +129,8 @@ class GpuModelRunner:
         if not self._makes_embeddings:
             for num_rows in (32, ROWS_AT_ONCE):
                 self._run_alone(self._idle.with_options(num_rows))
+        if self._sampler.texts is not None:
+            self._run_alone(self._idle.with_drafts_in_flight())
         if self._cascade and self._model.max_model_len > self._block_size:
             self._warm_up_cascade()
         self._is_warm = True
@@ -198,6 +203,8 @@ class GpuModelRunner:
         if shared:
             captured = None
         self._inputs.send(inputs, captured or shape)
+        if self._sampler.texts is not None:
+            self._inputs.prepare(inputs, captured or shape, self._sampler.texts)
         if self._graphs is not None and captured is not None:
             return captured, self._graphs.replay(captured)
         # All kinds of calls have been made with checks by the warm-up.

@@ -16,6 +16,7 @@ from paged_backend.models.step_context import NO_SLOT, StepContext
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
 from paged_backend.platforms.gpu.cuda_graphs import StepShape, captured_shapes
 from paged_backend.platforms.gpu.sampler import SampleRows
+from paged_backend.platforms.gpu.texts import DeviceTexts
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Ints, Longs, without
 from paged_backend.values.options.scheduling import StepLimits
@@ -78,6 +79,7 @@ class DeviceInputs:
     ) -> None:
         self._context = context
         self._has_states = has_states
+        self._block_size = block_size
         self.rows = Rows(limits.max_num_seqs)
         self._builder = InputBatchBuilder(block_size, num_groups)
         self._decode_rows = np.zeros(0, np.int64)  # rows of the decodes of the previous step
@@ -167,6 +169,28 @@ class DeviceInputs:
                     for name, slots in zip(self._slot_mappings, batch.slot_mappings, strict=True)
                 },
             }
+        )
+
+    def prepare(self, inputs: StepInputs, shape: StepShape, texts: DeviceTexts) -> None:
+        """Let the device complete what was sent of slices that depend on tokens in flight."""
+        ahead = inputs.batch.ahead
+        if not len(ahead):
+            return
+        gap = shape.num_decodes - inputs.batch.num_decodes
+        slices = np.column_stack((inputs.rows[ahead[:, 0]].astype(np.int32), ahead))
+        # The padding of decodes lies before the other sequences.
+        is_later = ahead[:, 0] >= inputs.batch.num_decodes
+        slices[:, 1:3] += (gap * is_later)[:, None].astype(np.int32)
+        part = self.buffers(shape).part
+        texts.prepare(
+            slices,
+            part("input_ids", shape.num_tokens),
+            part("positions", shape.num_tokens),
+            part("seq_lens", shape.num_seqs),
+            part("sample_positions", shape.num_samples),
+            [part(name, shape.num_tokens) for name in self._slot_mappings],
+            self._tables,
+            self._block_size,
         )
 
     @property

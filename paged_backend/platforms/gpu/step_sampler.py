@@ -16,6 +16,7 @@ from paged_backend.platforms.gpu.cuda_graphs import StepShape
 from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs, max_num_samples
+from paged_backend.platforms.gpu.texts import DeviceTexts
 from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.input_batch import InputBatch
 from paged_backend.sampling.logprobs import places_with_logprobs, specs_of_samples
@@ -33,6 +34,10 @@ class StepSampler:
         dtype: the dtype of logits.
         inputs: the inputs of the steps, which say what to sample.
         transfer: the way to the device.
+        max_text: the longest text, if the device draws drafts from texts; otherwise 0.
+
+    Attributes:
+        texts: the texts of sequences; None if the device draws no drafts.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class StepSampler:
         dtype: torch.dtype,
         inputs: DeviceInputs,
         transfer: Transfer,
+        max_text: int = 0,
     ) -> None:
         self._inputs = inputs
         self._transfer = transfer
@@ -51,6 +57,9 @@ class StepSampler:
         self._sampler = DeviceSampler(
             limits.max_num_seqs + 1, config.vocab_size, frozenset(config.eos_token_ids), transfer
         )
+        self.texts: DeviceTexts | None = None
+        if max_text:
+            self.texts = DeviceTexts(limits, max_text, self._sampler.last_tokens, transfer)
         # Results of the last step, at the same addresses for all graphs.
         num_samples = max_num_samples(limits) if config.has_output_layer else 0
         device = transfer.device
@@ -71,7 +80,10 @@ class StepSampler:
             if spec.seq_id not in self._sampled:
                 new.setdefault(spec.seq_id, (row, spec))  # the first one has no draft before it
         specs = [spec for _, spec in new.values()]
-        self._sampler.admit([row for row, _ in new.values()], specs)
+        rows = [row for row, _ in new.values()]
+        self._sampler.admit(rows, specs)
+        if self.texts is not None:
+            self.texts.admit(rows, specs)
         self._sampled.update(spec.seq_id for spec in specs)
         self._penalized.update(
             spec.seq_id for spec in specs if spec.params.penalized or spec.params.min_tokens
@@ -97,6 +109,7 @@ class StepSampler:
         kept, tokens = self._results(shape)
         kept.copy_(logits)
         self._sampler.sample(kept, self._inputs.sample_rows(shape), tokens)
+        self._keep(shape)
 
     @torch.inference_mode()
     def finish(
@@ -125,6 +138,22 @@ class StepSampler:
         chosen = tokens.index_select(0, index)
         return arrival, places, DeviceLogprobs(untouched, chosen, specs, self._transfer)
 
+    def tokens_before_samples(self, shape: StepShape) -> Tensor:
+        """Return the token before each sample of a step, [num_samples] int64."""
+        indices = self._inputs.buffers(shape).part("logits_indices", shape.num_samples)
+        return self._input_ids.index_select(0, indices)
+
+    def receive_inputs(self, shape: StepShape) -> Arrival:
+        """Start to copy the token before each sample of the last step to the host."""
+        return self._transfer.receive(self.tokens_before_samples(shape))
+
+    def _keep(self, shape: StepShape) -> None:
+        """Add the tokens of a step to the texts of its sequences."""
+        if self.texts is not None:
+            _, tokens = self._results(shape)
+            rows = self._inputs.sample_rows(shape)
+            self.texts.keep(rows, tokens, self.tokens_before_samples(shape))
+
     def _results(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """Return the logits and the tokens of a step."""
         return self._logits[: shape.num_samples], self._tokens[: shape.num_samples]
@@ -148,14 +177,14 @@ class StepSampler:
         logits = kept.float()
         if masks is not None:
             self._apply_masks(logits, masks)
-        indices = self._inputs.buffers(shape).part("logits_indices", shape.num_samples)
         self._sampler.change_and_sample(
             logits,
             adjusted,
-            self._input_ids.index_select(0, indices),
+            self.tokens_before_samples(shape),
             self._inputs.sample_rows(shape),
             tokens,
         )
+        self._keep(shape)
 
     def _apply_masks(self, logits: Tensor, masks: TokenMasks) -> None:
         rows = np.array(masks.indices, np.int32)

@@ -21,6 +21,7 @@ from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, captured_shapes
 from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.portable.threads import one_torch_thread
+from paged_backend.platforms.simulated.texts import SimulatedTexts
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.scheduling import StepLimits
 
@@ -83,8 +84,7 @@ class SimulatedStep(LaunchedStep):
 
     device: SimulatedDevice
     end_s: float
-    scheduled_batch: ScheduledBatch
-    token_ids: list[int]  # one for each sample
+    token_ids: list[list[int]]  # of each sequence that samples
 
     def sample(self, masks: TokenMasks | None = None) -> SimulatedStep:
         """Return the tokens to wait for; sampling takes no time."""
@@ -93,7 +93,7 @@ class SimulatedStep(LaunchedStep):
     def result(self) -> ModelRunnerOutput:
         """Sleep until the step is over."""
         self.device.wait(self.end_s)
-        return ModelRunnerOutput(*keep_accepted(self.scheduled_batch, self.token_ids, {}))
+        return ModelRunnerOutput(self.token_ids)
 
 
 class SimulatedModelRunner:
@@ -119,6 +119,7 @@ class SimulatedModelRunner:
         self._vocab_size = vocab_size
         self._answers = answers
         self.device = SimulatedDevice()
+        self._texts = SimulatedTexts(*limits.match_lengths)
         transfer = Transfer(torch.device("cpu"), gpu=None)
         self._inputs = DeviceInputs(
             layout.block_size, layout.num_groups, limits, max_model_len, transfer
@@ -133,18 +134,30 @@ class SimulatedModelRunner:
     def launch(self, scheduled_batch: ScheduledBatch) -> SimulatedStep:
         """Prepare a step, and launch it."""
         self._inputs.rows.release(scheduled_batch.freed_seq_ids)
+        self._texts.release(scheduled_batch.freed_seq_ids)
         with one_torch_thread():  # copies to a device take no other threads
             inputs = self._inputs.update(scheduled_batch)
             self._inputs.send(inputs, self._graphs.fit(inputs.shape) or inputs.shape)
-        token_ids = self._token_ids(inputs)
-        return SimulatedStep(self.device, self.device.launch(), scheduled_batch, token_ids)
+        end_s = self.device.launch()
+        return SimulatedStep(self.device, end_s, self._kept_token_ids(inputs, scheduled_batch))
 
-    def _token_ids(self, inputs: StepInputs) -> list[int]:
-        if self._answers is not None:
-            return [
-                self._answers[spec.params.seed or 0][spec.num_output_tokens]
-                for spec in inputs.batch.samples
-            ]
+    def _kept_token_ids(
+        self, inputs: StepInputs, scheduled_batch: ScheduledBatch
+    ) -> list[list[int]]:
+        """Return the tokens that the device samples, without those after wrong drafts."""
+        if self._answers is None:
+            return keep_accepted(scheduled_batch, self._new_token_ids(inputs), {})[0]
+        completed = self._texts.complete(scheduled_batch)
+        token_ids = [
+            self._answers[spec.params.seed or 0][spec.num_output_tokens]
+            for item in completed.all_sequences()
+            for spec in item.samples
+        ]
+        kept, _ = keep_accepted(completed, token_ids, {})
+        self._texts.keep(completed, kept)
+        return kept
+
+    def _new_token_ids(self, inputs: StepInputs) -> list[int]:
         positions = inputs.batch.sample_positions.astype(np.int64)
         token_ids = (inputs.sample_rows * _STRIDE + positions * positions) % self._vocab_size
         found: list[int] = token_ids.tolist()

@@ -7,6 +7,7 @@ from typing import Any
 
 from paged_backend.values.errors import option_error
 from paged_backend.values.options.speculation import (
+    DRAFT_MODEL,
     MAX_DRAFTS,
     SpeculativeConfig,
     describe_fields,
@@ -26,11 +27,16 @@ class StepLimits:
     max_num_batched_tokens: int
     async_scheduling: bool
     max_num_drafts: int = 0  # guessed tokens that a step verifies, over all sequences
+    # Whether the device draws drafts of sequences with steps in flight, from their own text.
+    draws_ahead: bool = False
+    match_lengths: tuple[int, int] = (1, 1)  # of equal tokens before a draft, at least and at most
 
 
 # Where the options leave them open.
 CPU_LIMITS = StepLimits(max_num_seqs=64, max_num_batched_tokens=512, async_scheduling=False)
-GPU_LIMITS = StepLimits(max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True)
+GPU_LIMITS = StepLimits(
+    max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True, draws_ahead=True
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +137,21 @@ class SchedulingOptions:
         tokens = self.max_num_batched_tokens or defaults.max_num_batched_tokens
         seqs = self.max_num_seqs or min(defaults.max_num_seqs, tokens)
         chosen = self.async_scheduling
+        is_async = defaults.async_scheduling if chosen is None else chosen
+        speculation = self.speculation()
         return StepLimits(
             max_num_seqs=seqs,
             max_num_batched_tokens=self.max_num_batched_tokens or max(tokens, seqs),
-            async_scheduling=defaults.async_scheduling if chosen is None else chosen,
+            async_scheduling=is_async,
             # Each of them needs a row of logits.
-            max_num_drafts=0 if self.speculative_config is None else max(seqs, MAX_DRAFTS),
+            max_num_drafts=0 if speculation is None else max(seqs, MAX_DRAFTS),
+            draws_ahead=(
+                defaults.draws_ahead
+                and is_async
+                and speculation is not None
+                and speculation.method != DRAFT_MODEL
+            ),
+            match_lengths=(1, 1) if speculation is None else speculation.match_lengths,
         )
 
 

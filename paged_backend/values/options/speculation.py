@@ -75,8 +75,15 @@ class SpeculativeConfig:
         return {**values, "model": str((base / model).resolve())}
 
     @property
+    def match_lengths(self) -> tuple[int, int]:
+        """The shortest and the longest run of equal tokens that a drafter looks for."""
+        if self.method == "suffix":
+            return 1, self.suffix_decoding_max_tree_depth
+        return self.lookup_lengths
+
+    @property
     def lookup_lengths(self) -> tuple[int, int]:
-        """The shortest and the longest run of tokens that ``ngram`` looks for; vLLM's defaults."""
+        """The same for ``ngram``, with vLLM's defaults."""
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         if low is None:
             low = 5 if high is None else high

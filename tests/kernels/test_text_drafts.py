@@ -1,0 +1,174 @@
+"""Drafts that the device draws from texts, against a reference that goes token by token."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged_kernels.device import INTERPRETED
+from paged_kernels.errors import ArgumentError
+from paged_kernels.reference.text_drafts import drafts_of, num_right
+from paged_kernels.text_drafts import FIELDS, Texts, draw_drafts, keep_tokens, move_back
+from torch import Tensor
+
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+BLOCK_SIZE, WIDTH = 4, 2100  # more than two tiles of the kernel that searches
+
+
+def ints(values: object) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def texts_of(rows: list[list[int]], num_wrong: list[int]) -> Texts:
+    """The texts, each followed by what is left of longer ones."""
+    padded = [row + [7] * (WIDTH - len(row)) for row in rows]
+    return Texts(ints(padded), ints([row[-1] for row in rows]), ints(num_wrong))
+
+
+def slice_of(**fields: int) -> list[int]:
+    return [fields[name] for name in FIELDS]
+
+
+texts = st.builds(
+    lambda seed, length, vocab: random.Random(seed).choices(range(vocab), k=length),
+    st.integers(0, 10**6),
+    st.one_of(st.integers(1, 40), st.integers(1000, 2080)),
+    st.sampled_from([1, 2, 5, 50, 10_000]),
+)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    rows=st.lists(texts, min_size=3, max_size=3),
+    counts=st.tuples(*[st.integers(1, 16)] * 3),
+    wrong=st.tuples(*[st.integers(0, 5)] * 3),
+    low=st.integers(1, 4),
+    more=st.integers(0, 20),
+)
+def test_drafts_are_those_of_the_reference(rows, counts, wrong, low, more):
+    """The second slice has drafts already, and the third one moves back."""
+    kept = texts_of(rows, wrong)
+    slices, first = [], 0
+    for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        moved = wrong[slot] if slot == 2 else 0
+        fields = {"slot": slot, "sequence": 0, "first_token": first, "num_tokens": 1 + count}
+        fields |= {"start": len(row) - 1 + moved, "first_sample": 0}
+        slices.append(slice_of(**fields, moves=int(slot == 2), draws=int(slot != 1)))
+        first += 1 + count
+    ids = torch.full((first + 2,), -3, dtype=torch.int64, device=DEVICE)
+    best = torch.zeros(5, dtype=torch.int64, device=DEVICE)
+    draw_drafts(ints(slices), 32, WIDTH, kept, best, ids, low, low + more)
+    expected = []
+    for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        drawn = drafts_of(row, count, low, low + more) if slot != 1 else [-3] * count
+        expected += [-3, *drawn]
+    assert ids.tolist() == [*expected, -3, -3]
+    assert not best.any()
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    wrong=st.tuples(*[st.integers(0, 5)] * 3),
+    moves=st.tuples(*[st.booleans()] * 3),
+    counts=st.tuples(*[st.integers(1, 9)] * 3),
+    num_groups=st.integers(1, 3),
+    data=st.data(),
+)
+def test_slices_move_back_to_where_texts_end(wrong, moves, counts, num_groups, data):
+    starts = [data.draw(st.integers(number, 30)) for number in wrong]
+    tables = torch.randint(1, 1000, (3, 12 * num_groups), dtype=torch.int32, device=DEVICE)
+    order = data.draw(st.permutations(range(3)))
+    slices, first = [], 1
+    for place, slot in enumerate(order):
+        fields = {"slot": slot, "sequence": place + 1, "first_token": first}
+        fields |= {"num_tokens": counts[slot], "start": starts[slot], "first_sample": first + 2}
+        slices.append(slice_of(**fields, moves=int(moves[slot]), draws=0))
+        first += counts[slot]
+    kept = texts_of([[1]] * 3, wrong)
+    positions, lengths, samples = (ints([-1] * size) for size in (first + 1, 5, first + 3))
+    for group in range(num_groups):
+        mapping = torch.full((first + 1,), -1, dtype=torch.int64, device=DEVICE)
+        move_back(
+            *(ints(slices), 16, kept, positions, lengths, samples, mapping, tables),
+            *(group, num_groups, BLOCK_SIZE),
+        )
+        expected, ends, written = [-1], [-1], [-1]
+        for slot in order:
+            start = starts[slot] - (wrong[slot] if moves[slot] else 0)
+            expected += range(start, start + counts[slot])
+            ends.append(start + counts[slot])
+            for place in range(start, start + counts[slot]):
+                block = int(tables[slot, place // BLOCK_SIZE * num_groups + group])
+                written.append(block * BLOCK_SIZE + place % BLOCK_SIZE)
+        assert positions.tolist() == [*expected, -1]
+        assert lengths.tolist() == [*ends, -1]
+        assert samples.tolist() == [-1, -1, -1, *[place + 1 for place in expected[1:]], -1]
+        assert mapping.tolist() == [*written, -1]
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    drafted=st.lists(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), max_size=6)),
+    padding=st.integers(0, 3),
+)
+def test_tokens_after_a_wrong_draft_are_not_kept(drafted, padding):
+    """Each sequence has pairs of a draft and the token that is sampled in its place."""
+    num_slots = len(drafted) + 1
+    kept = texts_of([[5] * (3 + slot) for slot in range(num_slots)], [99] * num_slots)
+    slots, positions, tokens, inputs = [], [], [], []
+    expected = []
+    for slot, pairs in enumerate(drafted):
+        drafts = [draft for draft, _ in pairs]
+        sampled = [token for _, token in pairs] + [1]
+        slots += [slot] * len(sampled)
+        positions += [3 + slot + place for place in range(len(sampled))]
+        tokens += sampled
+        inputs += [5, *drafts]
+        right = num_right(drafts, sampled)
+        expected.append((sampled[: right + 1], len(drafts) - right))
+    slots, positions = slots + [-1] * padding, positions + [0] * padding
+    tokens, inputs = tokens + [3] * padding, inputs + [3] * padding
+    for _ in range(2):
+        keep_tokens(kept, ints(slots), ints(positions), ints(tokens), ints(inputs).long())
+        for slot, (added, num_wrong) in enumerate(expected):
+            text = [5] * (3 + slot) + added
+            assert kept.tokens[slot].tolist() == text + [7] * (WIDTH - len(text))
+            assert (kept.last_tokens[slot], kept.num_wrong[slot]) == (added[-1], num_wrong)
+        assert kept.num_wrong[-1] == 99
+
+
+def test_bad_calls_are_refused() -> None:
+    kept = texts_of([[1, 2], [3]], [0, 0])
+    one = ints([[0] * len(FIELDS)])
+    four, longs = ints([0] * 4), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    tables = ints([[0], [0]])
+    moving = (one, 4, kept, four, four, four, longs, tables, 0, 1, 4)
+    drawing = (one, 4, 9, kept, longs, longs, 1, 3)
+    keeping = (kept, four, four, four, longs)
+    short = replace(kept, num_wrong=kept.num_wrong[:1])
+    for call, good, name, place, bad in (
+        (move_back, moving, "slices", 0, one[:, :5].contiguous()),
+        (move_back, moving, "max_tokens", 1, 129),
+        (move_back, moving, "num_wrong", 2, short),
+        (move_back, moving, "slot_mapping", 6, four),
+        (move_back, moving, "block_tables", 7, tables[:1]),
+        (move_back, moving, "group", 8, 1),
+        (draw_drafts, drawing, "best", 4, longs[:0]),
+        (draw_drafts, drawing, "input_ids", 5, four),
+        (draw_drafts, drawing, "min_match", 6, 4),
+        (keep_tokens, keeping, "slots", 1, longs),
+        (keep_tokens, keeping, "inputs", 4, four),
+        (keep_tokens, keeping, "last_tokens", 0, replace(kept, last_tokens=longs)),
+    ):
+        call(*good)
+        with pytest.raises(ArgumentError) as refused:
+            call(*[*good[:place], bad, *good[place + 1 :]])
+        assert refused.value.name == name
+    move_back(one[:0], *moving[1:])
+    draw_drafts(one[:0], *drawing[1:])
+    keep_tokens(kept, four[:0], four[:0], four[:0], longs[:0])
