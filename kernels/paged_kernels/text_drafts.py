@@ -95,7 +95,7 @@ def _find_kernel(
         return
     texts_ptr += slot * WIDTH
     length = start + 1
-    ends = tl.program_id(1) * TILE + 1 + tl.arange(0, TILE)  # of the text up to each place
+    ends = tl.program_id(1) * TILE + 1 + tl.arange(0, TILE)  # tokens up to each place
     is_equal = ends < length
     match = tl.zeros([TILE], tl.int32)
     place = 1

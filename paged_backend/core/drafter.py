@@ -57,14 +57,15 @@ class Drafter(Protocol):
         ...
 
     def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
-        """Return the sequences that should not go on before a token in flight is known.
+        """Return the sequences that should not go on before their tokens in flight are known.
 
         With asynchronous scheduling, a sequence goes on while a step in flight samples its newest
         token. It cannot have drafts then, unless the device draws them. The scheduler calls this
         before `propose`.
 
         Args:
-            sequences: running sequences with one placeholder each.
+            sequences: running sequences with one placeholder each, or more if the device draws
+                their drafts.
 
         Returns:
             The ``seq_id`` of those for which a guess is worth more than the token of a step.

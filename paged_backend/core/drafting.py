@@ -41,10 +41,13 @@ class Drafting:
         self.draws_ahead = drafter is not None and config.draws_ahead
 
     def awaiting(self) -> set[int]:
-        """Return the sequences that wait for a token in flight, so that they can be drafted for."""
+        """Return the sequences that wait for tokens in flight, so that they can be drafted for."""
         if self._drafter is None:
             return set()
-        return self._drafter.awaits(filter(may_await_token, self._sequences.running.values()))
+        running = self._sequences.running.values()
+        return self._drafter.awaits(
+            seq for seq in running if may_await_token(seq) or self.draws_ahead and may_go_ahead(seq)
+        )
 
     def drafts(self, awaiting: Set[int] = frozenset()) -> dict[int, Draft]:
         """Return drafts by ``seq_id``, as many as a step has room for beside all decodes.

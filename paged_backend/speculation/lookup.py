@@ -338,13 +338,13 @@ class LookupDrafter(Drafter):
 def _pays_off(text: _Text) -> bool:
     """Return True if a guess is worth that its sequence leaves out a step.
 
-    The guess begins with the token in flight. If this token is right, the others become drafts.
+    The guess begins with the tokens in flight. If these are right, the others become drafts.
     """
     if text.guess is None:
         return False
     # The chance that all tokens up to each place are right.
     together: Iterator[float] = accumulate(text.acceptance.chances(text.guess.evidence), mul)
-    return sum(islice(together, 1, None)) > 1
+    return sum(islice(together, text.seq.num_output_placeholders, None)) > 1
 
 
 def _repeated(index: TokenIndex, end: int, number: int) -> list[int]:

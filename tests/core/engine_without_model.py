@@ -301,7 +301,7 @@ class EngineWithoutModel:
                 enable_chunked_prefill,
                 frozenset({EOS}),
                 max_num_drafts=max_num_batched_tokens,
-                draws_ahead=getattr(drafter, "draws_ahead", False),
+                draws_ahead=states is None and getattr(drafter, "draws_ahead", False),
             ),
             KVCacheManager(
                 num_blocks,

@@ -5,21 +5,25 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
+
+from paged_backend.core.scheduler_output import DraftGuide, LaunchedStep, SchedulerOutput
 from paged_backend.engine.engine import Engine
 from paged_backend.tools.bench.requests import greedy
 from paged_backend.tools.bench.simulated_device import SimulatedExecutor
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.outputs import DraftCounts
 
 VOCAB_SIZE, NUM_SEQS = 30_000, 8
 
 
-def steps_in_flight(
-    speculates: bool, answers: dict[int, list[int]] | None = None, num_seqs: int = NUM_SEQS
-) -> list[int]:
-    """The number of steps in flight after each step, while all sequences decode.
-
-    They decode new text, or the answers by their numbers.
-    """
+def engine_on_device(
+    speculates: bool,
+    answers: dict[int, list[int]] | None = None,
+    num_seqs: int = NUM_SEQS,
+    step_s: float = 0.0001,
+) -> Engine:
+    """An engine with requests that decode new text, or the answers by their numbers."""
     config = EngineConfig.from_mapping(
         {
             "model": "demo",
@@ -35,7 +39,15 @@ def steps_in_flight(
         prompt = rng.sample(range(VOCAB_SIZE), 100)
         request = greedy(str(number), prompt, 200)
         engine.add_request(replace(request, params=replace(request.params, seed=number)))
-    executor.device.reset(0.0001)
+    executor.device.reset(step_s)
+    return engine
+
+
+def steps_in_flight(
+    speculates: bool, answers: dict[int, list[int]] | None = None, num_seqs: int = NUM_SEQS
+) -> list[int]:
+    """The number of steps in flight after each step, while all sequences decode."""
+    engine = engine_on_device(speculates, answers, num_seqs)
     found = []
     while engine.has_unfinished:
         engine.step()
@@ -49,6 +61,43 @@ def test_a_drafter_without_guesses_leaves_no_step_out() -> None:
     plain = steps_in_flight(speculates=False)
     assert steps_in_flight(speculates=True) == plain
     assert plain.count(1) > 0.9 * len(plain)
+
+
+@pytest.mark.parametrize("num_seqs", [1, NUM_SEQS])
+def test_steps_follow_each_other_while_text_repeats_itself(num_seqs: int) -> None:
+    """Each step is launched before the one before it is over, and has drafts of all sequences."""
+    answers = {seed: [*range(20)] * 10 for seed in range(num_seqs)}
+    engine = engine_on_device(True, answers, num_seqs, step_s=0.01)  # longer than the host takes
+    numbers, launch = list[tuple[int, int]](), engine.executor.launch
+
+    def watched(output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
+        drafted = sum(bool(item.draft_token_ids) for item in output.slices)
+        numbers.append((len(engine._in_flight), drafted))
+        return launch(output, guide)
+
+    engine.executor.launch = watched  # type: ignore[method-assign]
+    while engine.has_unfinished:
+        engine.step()
+    stats = engine.stats()
+    assert stats.num_generation_tokens == 200 * num_seqs
+    assert stats.num_steps < 100  # drafts were right
+    middle = numbers[30:-5]
+    assert sum(in_flight == 1 for in_flight, _ in middle) > 0.9 * len(middle)
+    assert sum(drafted == num_seqs for _, drafted in middle) > 0.8 * len(middle)
+
+
+def test_a_prediction_is_verified_after_the_tokens_in_flight() -> None:
+    """The device does not have it, so the sequence waits in place of going on without drafts."""
+    answer = list(range(200))
+    engine = engine_on_device(True, {0: answer}, num_seqs=0)
+    request = replace(greedy("0", [7], 200), predicted_token_ids=answer)
+    engine.add_request(replace(request, params=replace(request.params, seed=0)))
+    drafts = DraftCounts()
+    while engine.has_unfinished:
+        for output in engine.step():
+            drafts = drafts.plus(output.drafts or DraftCounts())
+    assert drafts.num_predicted_accepted == drafts.num_accepted > 150
+    assert engine.stats().num_steps < 40
 
 
 def test_the_device_gets_a_step_before_outputs_are_sent() -> None:

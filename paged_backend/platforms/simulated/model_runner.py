@@ -84,7 +84,7 @@ class SimulatedStep(LaunchedStep):
 
     device: SimulatedDevice
     end_s: float
-    token_ids: list[list[int]]  # of each sequence that samples
+    token_ids: list[list[int]]  # tokens of each sequence that samples
 
     def sample(self, masks: TokenMasks | None = None) -> SimulatedStep:
         """Return the tokens to wait for; sampling takes no time."""

@@ -29,7 +29,7 @@ class StepLimits:
     max_num_drafts: int = 0  # guessed tokens that a step verifies, over all sequences
     # Whether the device draws drafts of sequences with steps in flight, from their own text.
     draws_ahead: bool = False
-    match_lengths: tuple[int, int] = (1, 1)  # of equal tokens before a draft, at least and at most
+    match_lengths: tuple[int, int] = (1, 1)  # equal tokens before a draft, at least and at most
 
 
 # Where the options leave them open.
