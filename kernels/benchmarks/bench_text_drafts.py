@@ -15,8 +15,9 @@ _INT, _LONG = torch.int32.itemsize, torch.int64.itemsize
 
 def texts_of(bench: Bench, rows: int, length: int) -> Texts:
     """Return texts that repeat themselves after each 1000 tokens."""
+    width = 1 << (length + DRAFTS - 1).bit_length()
     period = torch.randint(bench.vocab_size, (rows, 1000), dtype=torch.int32, device=bench.device)
-    tokens = period.repeat(1, -(-(length + DRAFTS) // 1000))
+    tokens = period.repeat(1, -(-width // 1000))[:, :width].contiguous()
     zeros = torch.zeros(rows, dtype=torch.int32, device=bench.device)
     return Texts(tokens, zeros, zeros.clone())
 

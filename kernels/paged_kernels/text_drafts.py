@@ -95,14 +95,16 @@ def _find_kernel(
         return
     texts_ptr += slot * WIDTH
     length = start + 1
-    ends = tl.program_id(1) * TILE + 1 + tl.arange(0, TILE)  # tokens up to each place
-    is_equal = ends < length
+    oldest = tl.maximum(length - WIDTH, 0)
+    ends = length - 1 - tl.program_id(1) * TILE - tl.arange(0, TILE)  # tokens up to each place
+    is_equal = ends > oldest
     match = tl.zeros([TILE], tl.int32)
     place = 1
     while (place <= max_match) & (tl.max(is_equal.to(tl.int32), axis=0) > 0):
-        is_equal &= ends >= place
-        tail = tl.load(texts_ptr + length - place)
-        is_equal &= tl.load(texts_ptr + ends - place, mask=is_equal, other=-1) == tail
+        is_equal &= ends - place >= oldest
+        tail = tl.load(texts_ptr + ((length - place) & (WIDTH - 1)))
+        earlier = tl.load(texts_ptr + ((ends - place) & (WIDTH - 1)), mask=is_equal, other=-1)
+        is_equal &= earlier == tail
         match += is_equal.to(tl.int32)
         place += 1
     # Of the longest matches, the newest one is best.
@@ -131,7 +133,7 @@ def _draw_kernel(
     places = tl.arange(0, TOKENS)
     inside = places < num_tokens - 1
     # The text after the match may go on with itself.
-    from_there = end + places % (start + 1 - end)
+    from_there = (end + places % (start + 1 - end)) & (WIDTH - 1)
     drafts = tl.load(texts_ptr + slot * WIDTH + from_there, mask=inside, other=0)
     tl.store(input_ids_ptr + first_token + 1 + places, drafts.to(tl.int64), mask=inside)
     tl.store(best_ptr + tl.program_id(0), 0)
@@ -157,12 +159,13 @@ def _keep_kernel(
     if tl.load(slots_ptr + row - 1, mask=row > 0, other=-1) == slot:
         return
     token = tl.load(tokens_ptr + row)
-    tl.store(texts_ptr + slot * WIDTH + tl.load(positions_ptr + row), token)
+    texts_ptr += slot * WIDTH
+    tl.store(texts_ptr + (tl.load(positions_ptr + row) & (WIDTH - 1)), token)
     row += 1
     draft = tl.load(inputs_ptr + row, mask=row < num_rows, other=-1)
     while (tl.load(slots_ptr + row, mask=row < num_rows, other=-1) == slot) & (draft == token):
         token = tl.load(tokens_ptr + row)
-        tl.store(texts_ptr + slot * WIDTH + tl.load(positions_ptr + row), token)
+        tl.store(texts_ptr + (tl.load(positions_ptr + row) & (WIDTH - 1)), token)
         row += 1
         draft = tl.load(inputs_ptr + row, mask=row < num_rows, other=-1)
     num_wrong = 0
@@ -177,7 +180,9 @@ def _keep_kernel(
 class Texts:
     """What a device keeps of the sequence in each slot."""
 
-    tokens: Tensor  # [num_slots, any] int32, prompt and output; what follows is arbitrary
+    # [num_slots, width] int32 with a power of two as width: the newest tokens of prompt and output.
+    # The token at a position is at position % width; the rest is arbitrary.
+    tokens: Tensor
     last_tokens: Tensor  # [num_slots] int32, the newest token
     num_wrong: Tensor  # [num_slots] int32, wrong drafts of the last step that sampled for it
 
@@ -348,7 +353,8 @@ def keep_tokens(
 
 def _check_texts(texts: Texts, like: Tensor) -> None:
     check_tensor("tokens", texts.tokens, (None, None), torch.int32, like=like)
-    num_slots = texts.tokens.shape[0]
+    num_slots, width = texts.tokens.shape
+    check(width & (width - 1) == 0, "tokens", f"must have a power of two of columns, got {width}")
     check_tensor("last_tokens", texts.last_tokens, (num_slots,), torch.int32, like=like)
     check_tensor("num_wrong", texts.num_wrong, (num_slots,), torch.int32, like=like)
 

@@ -246,11 +246,13 @@ def block_tables(scheduled_batch: ScheduledBatch, num_groups: int = 1) -> Ints:
 def _ahead(items: list[ScheduledSequence], query_start_loc: Ints, num_samples: list[int]) -> Ints:
     """Return `InputBatch.ahead`."""
     found: list[tuple[int, ...]] = []
+    first_sample = 0
     for place, item in enumerate(items):
         if item.max_move or item.draws_drafts:
             first, number = int(query_start_loc[place]), len(item.token_ids)
             flags = (int(item.max_move > 0), int(item.draws_drafts))
-            found.append((place, first, number, item.start, sum(num_samples[:place]), *flags))
+            found.append((place, first, number, item.start, first_sample, *flags))
+        first_sample += num_samples[place]
     return np.array(found, np.int32) if found else _NONE_AHEAD
 
 

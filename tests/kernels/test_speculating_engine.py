@@ -16,6 +16,7 @@ from paged_backend.core.drafter import Draft
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import PLACEHOLDER, Sequence
 from paged_backend.engine.engine import Engine
+from paged_backend.platforms.gpu import texts
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.speculation.lookup import LookupDrafter
@@ -158,15 +159,16 @@ def test_tokens_with_right_and_wrong_drafts_are_those_without(
         assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} <= set(shapes)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("family", ["smollm", "gemma2"])
+@pytest.mark.parametrize("family, padded, window", [("smollm", True, 16), ("gemma2", False, 512)])
 def test_tokens_are_the_same_if_the_device_draws_drafts(
-    family: str, padded: bool, tmp_path: Path
+    family: str, padded: bool, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps are scheduled as if all drafts in flight were right, and most of them are wrong.
 
-    Gemma 2 has two groups of blocks, one of them with a window.
+    Gemma 2 has two groups of blocks, one of them with a window. Of long texts, the device keeps the
+    newest tokens.
     """
+    monkeypatch.setattr(texts, "_WINDOW", window)
     make_checkpoint(family, tmp_path, num_hidden_layers=2, intermediate_size=40)
     plain = answers_of(engine_for(tmp_path))
     drafter = AsksForMany()

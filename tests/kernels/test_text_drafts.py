@@ -16,18 +16,27 @@ from paged_kernels.reference.text_drafts import drafts_of, num_right
 from paged_kernels.text_drafts import FIELDS, Texts, draw_drafts, keep_tokens, move_back
 from torch import Tensor
 
+from paged_backend.core.scheduled_batch import SampleSpec
+from paged_backend.platforms.gpu import texts as device_texts
+from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.values.options.scheduling import StepLimits
+from paged_backend.values.sampling_params import SamplingParams
+
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-BLOCK_SIZE, WIDTH = 4, 2100  # more than two tiles of the kernel that searches
+BLOCK_SIZE = 4
 
 
 def ints(values: object) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
-def texts_of(rows: list[list[int]], num_wrong: list[int]) -> Texts:
-    """The texts, each followed by what is left of longer ones."""
-    padded = [row + [7] * (WIDTH - len(row)) for row in rows]
-    return Texts(ints(padded), ints([row[-1] for row in rows]), ints(num_wrong))
+def texts_of(rows: list[list[int]], num_wrong: list[int], width: int = 64) -> Texts:
+    """The newest tokens of the texts; other places have what is left of other texts."""
+    kept = [[7] * width for _ in rows]
+    for ring, row in zip(kept, rows, strict=True):
+        for position, token in enumerate(row):
+            ring[position % width] = token
+    return Texts(ints(kept), ints([row[-1] for row in rows]), ints(num_wrong))
 
 
 def slice_of(**fields: int) -> list[int]:
@@ -49,10 +58,11 @@ texts = st.builds(
     wrong=st.tuples(*[st.integers(0, 5)] * 3),
     low=st.integers(1, 4),
     more=st.integers(0, 20),
+    width=st.sampled_from([16, 2048, 4096]),  # up to four tiles of the kernel that searches
 )
-def test_drafts_are_those_of_the_reference(rows, counts, wrong, low, more):
+def test_drafts_are_those_of_the_reference(rows, counts, wrong, low, more, width):
     """The second slice has drafts already, and the third one moves back."""
-    kept = texts_of(rows, wrong)
+    kept = texts_of(rows, wrong, width)
     slices, first = [], 0
     for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
         moved = wrong[slot] if slot == 2 else 0
@@ -62,10 +72,10 @@ def test_drafts_are_those_of_the_reference(rows, counts, wrong, low, more):
         first += 1 + count
     ids = torch.full((first + 2,), -3, dtype=torch.int64, device=DEVICE)
     best = torch.zeros(5, dtype=torch.int64, device=DEVICE)
-    draw_drafts(ints(slices), 32, WIDTH, kept, best, ids, low, low + more)
+    draw_drafts(ints(slices), 32, 2090, kept, best, ids, low, low + more)
     expected = []
     for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        drawn = drafts_of(row, count, low, low + more) if slot != 1 else [-3] * count
+        drawn = drafts_of(row[-width:], count, low, low + more) if slot != 1 else [-3] * count
         expected += [-3, *drawn]
     assert ids.tolist() == [*expected, -3, -3]
     assert not best.any()
@@ -113,13 +123,16 @@ def test_slices_move_back_to_where_texts_end(wrong, moves, counts, num_groups, d
 
 @settings(max_examples=examples(40), deadline=None)
 @given(
-    drafted=st.lists(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), max_size=6)),
+    drafted=st.lists(
+        st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), max_size=6), max_size=9
+    ),
     padding=st.integers(0, 3),
+    width=st.sampled_from([8, 64]),
 )
-def test_tokens_after_a_wrong_draft_are_not_kept(drafted, padding):
+def test_tokens_after_a_wrong_draft_are_not_kept(drafted, padding, width):
     """Each sequence has pairs of a draft and the token that is sampled in its place."""
     num_slots = len(drafted) + 1
-    kept = texts_of([[5] * (3 + slot) for slot in range(num_slots)], [99] * num_slots)
+    kept = texts_of([[5] * (3 + slot) for slot in range(num_slots)], [99] * num_slots, width)
     slots, positions, tokens, inputs = [], [], [], []
     expected = []
     for slot, pairs in enumerate(drafted):
@@ -136,10 +149,26 @@ def test_tokens_after_a_wrong_draft_are_not_kept(drafted, padding):
     for _ in range(2):
         keep_tokens(kept, ints(slots), ints(positions), ints(tokens), ints(inputs).long())
         for slot, (added, num_wrong) in enumerate(expected):
-            text = [5] * (3 + slot) + added
-            assert kept.tokens[slot].tolist() == text + [7] * (WIDTH - len(text))
+            text = texts_of([[5] * (3 + slot) + added], [0], width)
+            assert torch.equal(kept.tokens[slot], text.tokens[0])
             assert (kept.last_tokens[slot], kept.num_wrong[slot]) == (added[-1], num_wrong)
         assert kept.num_wrong[-1] == 99
+
+
+@pytest.mark.parametrize("length", [3, 16, 17, 37])
+def test_a_new_text_is_sent_as_tokens_are_kept(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_texts, "_WINDOW", 16)
+    limits = StepLimits(max_num_seqs=2, max_num_batched_tokens=8, async_scheduling=True)
+    texts = device_texts.DeviceTexts(limits, 100, ints([0] * 3), Transfer(DEVICE, None))
+    text = list(range(1, 50))
+    spec = SampleSpec(0, SamplingParams(), 0, length, length, text)
+    texts.admit([1], [spec])
+    kept = texts_of([text[:length]], [0], 16).tokens[0]
+    inside = ints(sorted({place % 16 for place in range(length)})).long()
+    assert torch.equal(texts._texts.tokens[1][inside], kept[inside])
+    assert not texts._texts.tokens[[0, 2]].any()
 
 
 def test_bad_calls_are_refused() -> None:
@@ -163,6 +192,7 @@ def test_bad_calls_are_refused() -> None:
         (draw_drafts, drawing, "min_match", 6, 4),
         (keep_tokens, keeping, "slots", 1, longs),
         (keep_tokens, keeping, "inputs", 4, four),
+        (keep_tokens, keeping, "tokens", 0, replace(kept, tokens=kept.tokens[:, :48].contiguous())),
         (keep_tokens, keeping, "last_tokens", 0, replace(kept, last_tokens=longs)),
     ):
         call(*good)

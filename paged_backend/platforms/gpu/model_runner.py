@@ -129,7 +129,7 @@ class GpuModelRunner:
         if not self._makes_embeddings:
             for num_rows in (32, ROWS_AT_ONCE):
                 self._run_alone(self._idle.with_options(num_rows))
-        if self._sampler.texts is not None:
+        if self._sampler.texts is not None and self._limits.max_num_batched_tokens > 1:
             self._run_alone(self._idle.with_drafts_in_flight())
         if self._cascade and self._model.max_model_len > self._block_size:
             self._warm_up_cascade()

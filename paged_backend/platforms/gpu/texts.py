@@ -17,12 +17,13 @@ from paged_backend.platforms.input_batch import Ints
 from paged_backend.values.options.scheduling import StepLimits
 from paged_backend.values.options.speculation import MAX_DRAFTS
 
+_WINDOW = 2**16  # tokens of a text that are kept
 _MAX_TOKENS = MAX_DRAFTS + 1  # tokens of a slice with drafts
 _MOVES, _DRAWS = FIELDS.index("moves"), FIELDS.index("draws")
 
 
 class DeviceTexts:
-    """Keeps the text of each row's sequence, and prepares slices that depend on it.
+    """Keeps the newest text of each row's sequence, and prepares slices that depend on it.
 
     Args:
         limits: the limits of a step, and the lengths of matches.
@@ -37,15 +38,18 @@ class DeviceTexts:
         self._transfer = transfer
         self._min_match, self._max_match = limits.match_lengths
         device, num_rows = transfer.device, len(last_tokens)
-        tokens = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int32, device=device)
+        self._width = 1 << (min(max_model_len, _WINDOW) - 1).bit_length()
+        tokens = torch.zeros(num_rows, self._width, dtype=torch.int32, device=device)
         self._texts = Texts(tokens, last_tokens, torch.zeros_like(last_tokens))
         self._best = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device)
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
         """Send the texts of sequences that are sampled for the first time in these rows."""
         for row, spec in zip(rows, samples, strict=True):
-            text = self._transfer.send(np.array(spec.context, np.int32))
-            self._texts.tokens[row, : len(text)] = text
+            newest = np.array(spec.context[-self._width :], np.int32)
+            if len(newest) == self._width:  # the oldest token may be at any place
+                newest = np.roll(newest, spec.position)
+            self._texts.tokens[row, : len(newest)] = self._transfer.send(newest)
 
     def prepare(
         self,
