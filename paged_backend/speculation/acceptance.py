@@ -9,14 +9,15 @@ from typing import NamedTuple
 
 from paged_backend.speculation.step_costs import StepCosts
 
-_DECAY = 1 / 8  # weight of a new guess
+DECAY, DECAY_OF_ALL = 1 / 16, 1 / 64
+"""Weights of a new guess in the chances of its text, and in those of all texts."""
 
 
 class Support(Enum):
     """The agreement of the earlier places that a guessed token comes from.
 
-    The values are the chances that are assumed until the guesses of a text were verified, by the
-    binary logarithm of the length of the match.
+    The values are the chances that are assumed until guesses were verified, by the binary logarithm
+    of the length of the match.
     """
 
     ONE = (0.3, 0.5, 0.7, 0.8, 0.9)  # there is only one place
@@ -40,17 +41,34 @@ class Evidence(NamedTuple):
 
     match_length: int  # number of equal tokens before it, guessed ones included
     support: Support
+    is_steady: bool = False  # the same token followed the token before it the last two times
 
 
 class Acceptance:
-    """The chance that a guessed token of a text is right, by what speaks for it."""
+    """The chance that a guessed token is right, by what speaks for it.
 
-    def __init__(self) -> None:
-        self._chances = {support: list(support.value) for support in Support}
+    Args:
+        decay: weight of a new guess.
+    """
+
+    def __init__(self, decay: float = DECAY_OF_ALL) -> None:
+        self._decay = decay
+        # By support, once for tokens that are not steady and once for those that are.
+        self._chances = {support: (list(support.value), list(support.value)) for support in Support}
+
+    def copy(self, decay: float) -> Acceptance:
+        """Return the same chances, which change by another decay."""
+        copied = Acceptance(decay)
+        copied._chances = {
+            support: (list(changing), list(steady))
+            for support, (changing, steady) in self._chances.items()
+        }
+        return copied
 
     def chance(self, evidence: Evidence) -> float:
         """Return the chance of a guessed token, if those before it are right."""
-        return self._chances[evidence.support][_class_of(evidence.match_length)]
+        match_length, support, is_steady = evidence
+        return self._chances[support][is_steady][_class_of(match_length)]
 
     def chances(self, guess: Sequence[Evidence]) -> list[float]:
         """Return the chance of each token of a guess, if those before it are right."""
@@ -58,8 +76,9 @@ class Acceptance:
 
     def observe(self, evidence: Evidence, is_right: bool) -> None:
         """Record one guessed token of which all tokens before it were right."""
-        chances, place = self._chances[evidence.support], _class_of(evidence.match_length)
-        chances[place] += _DECAY * (is_right - chances[place])
+        chances = self._chances[evidence.support][evidence.is_steady]
+        place = _class_of(evidence.match_length)
+        chances[place] += self._decay * (is_right - chances[place])
 
 
 def numbers_of_drafts(
@@ -79,16 +98,16 @@ def numbers_of_drafts(
         costs: the times of steps.
     """
     numbers: dict[int, int] = {}
-    num_tokens, seconds = float(num_sequences), costs.step_s(num_sequences)
+    num_tokens, seconds, token_s = float(num_sequences), costs.step_s(num_sequences), costs.token_s
     # The next draft of each sequence, the most likely one first.
     heap = [(-guess[0], seq_id) for seq_id, guess in chances.items()]
     heapq.heapify(heap)
     while heap and budget > 0:
         gain, seq_id = -heap[0][0], heap[0][1]
-        if gain * seconds < costs.token_s * num_tokens:
+        if gain * seconds < token_s * num_tokens:
             break
         number = numbers[seq_id] = numbers.get(seq_id, 0) + 1
-        num_tokens, seconds, budget = num_tokens + gain, seconds + costs.token_s, budget - 1
+        num_tokens, seconds, budget = num_tokens + gain, seconds + token_s, budget - 1
         guess = chances[seq_id]
         if number < len(guess):
             heapq.heapreplace(heap, (-gain * guess[number], seq_id))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from math import prod
 from operator import mul
@@ -22,6 +22,7 @@ from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
 from paged_backend.core.stopping import may_go_ahead
 from paged_backend.speculation.acceptance import (
+    DECAY,
     Acceptance,
     Evidence,
     Support,
@@ -90,7 +91,7 @@ class _Text:
     seq: Sequence
     source: _Source
     predicted: _Source | None  # tokens of the prediction, if the request has one
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: Acceptance
     guess: _Guess | None = None  # the newest one, whether or not a step has verified it
     num_failures: int = 0  # searches since the last right guess
     pause: int = 0  # number of steps until the next search
@@ -128,8 +129,12 @@ class _Text:
             return Draft([PLACEHOLDER] * number)
         return self.guess.draft.first(number)
 
-    def learn(self) -> None:
-        """Compare the newest guess with the tokens that have become known since."""
+    def learn(self, usual: Acceptance) -> None:
+        """Compare the newest guess with the tokens that have become known since.
+
+        Args:
+            usual: the chances of guesses of all texts, which learn, too.
+        """
         if self.guess is None:
             return
         self.num_failures += 1
@@ -138,6 +143,7 @@ class _Text:
         guessed = zip(guess.draft.token_ids, guess.evidence, strict=True)
         for (guessed_id, evidence), token_id in zip(guessed, following, strict=False):
             self.acceptance.observe(evidence, guessed_id == token_id)
+            usual.observe(evidence, guessed_id == token_id)
             if guessed_id != token_id:
                 break
             self.num_failures = 0
@@ -167,6 +173,7 @@ class LookupDrafter(Drafter):
             self._factor, self._min_share, max_answers = float(MAX_DRAFTS), 0.0, 0
         self._answers = Answers(max_answers, self._min_match)
         self._texts: dict[int, _Text] = {}  # by seq_id
+        self._usual = Acceptance()  # chances of the guesses of all texts
         self._costs = StepCosts(prior_weight=_PRIOR_WEIGHT)
         self._num_seen: Counter[int] = Counter()  # steps by their number of tokens
         # Of the step that is scheduled: sequences with a token in flight that are not drafted for,
@@ -224,7 +231,7 @@ class LookupDrafter(Drafter):
         """
         found: list[_Text] = []
         for text in texts:
-            text.learn()
+            text.learn(self._usual)
             if text.pause > 0:
                 text.pause -= 1
                 continue
@@ -243,7 +250,9 @@ class LookupDrafter(Drafter):
         text = self._texts.get(seq.seq_id)
         if text is None:
             predicted = _Source(self._min_match) if seq.request.predicted_token_ids else None
-            text = self._texts[seq.seq_id] = _Text(seq, _Source(self._min_match), predicted)
+            acceptance = self._usual.copy(DECAY)
+            text = _Text(seq, _Source(self._min_match), predicted, acceptance)
+            self._texts[seq.seq_id] = text
         return text
 
     def _let_go(self) -> None:
@@ -292,8 +301,10 @@ class LookupDrafter(Drafter):
         if not tokens:
             return None
         token_ids = [token_id for token_id, _ in tokens]
+        steady = index.followers.are_steady([tail[-1], *token_ids[:-1]])
         evidence = [
-            Evidence(match.length + place, support) for place, (_, support) in enumerate(tokens)
+            Evidence(match.length + place, support, is_steady)
+            for place, ((_, support), is_steady) in enumerate(zip(tokens, steady, strict=True))
         ]
         draft = Draft(token_ids, is_predicted=index is predicted)
         return _Guess(draft, evidence, end, is_own=index is own)

@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paged_backend.speculation.followers import Followers
+
 SEPARATOR = -1  # between texts; no token has this id
 _MAX_VISITS = 32  # earlier places that a search compares
+_MAX_FOLLOWER_BITS = 16  # more than most texts have different tokens
 _BULK = 32  # from this number of tokens on, numpy is faster than a loop
 _MULTIPLIER, _MIXER, _WORD = 0x9E3779B1, 0x85EBCA6B, 0xFFFFFFFF
 
@@ -26,12 +29,16 @@ class TokenIndex:
     It works like the search for repetitions in DEFLATE (RFC 1951, section 4): a table holds the
     newest place of each run of `key_length` tokens by its hash, and a chain leads from each place
     to the one before it with the same hash. A place is the number of tokens up to the end of the
-    run, so that 0 stands for none. Its memory is 16 bytes per token of the window. Tokens that
-    leave the window are forgotten, without any work.
+    run, so that 0 stands for none. Its memory is 16 bytes per token of the window, and 320 KiB
+    at most for what follows each token. Tokens that leave the window are forgotten, without any
+    work.
 
     Args:
         window: number of tokens that are kept; it is rounded up to a power of two.
         key_length: number of tokens that a match has at least.
+
+    Attributes:
+        followers: what follows each token.
     """
 
     def __init__(self, window: int, key_length: int) -> None:
@@ -46,6 +53,7 @@ class TokenIndex:
         self._newest = np.zeros(1 << bits, np.int64).data  # place by hash
         # By place: the distance to the one before it.
         self._before = np.zeros(1 << bits, np.int32).data
+        self.followers = Followers(min(bits + 2, _MAX_FOLLOWER_BITS), SEPARATOR)
 
     @property
     def window(self) -> int:
@@ -59,6 +67,8 @@ class TokenIndex:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add the next tokens of a text."""
+        if token_ids:
+            self.followers.extend(token_ids)
         start = 0
         while len(token_ids) - start >= _BULK:
             end = min(start + self._mask + 1, len(token_ids))
@@ -86,7 +96,11 @@ class TokenIndex:
         max_length = min(max_length, len(tail))
         if max_length >= self._key_length:
             whole = list(tail[-max_length:])
+            tokens, mask = self._tokens, self._mask
             for end in self._places(self._hash(tail[-self._key_length :])):
+                # A place with another token there has a shorter match.
+                if best and tokens[(end - best) & mask] != whole[-best]:
+                    continue
                 length = self._match_length(whole, end)
                 if length > best:
                     best, ends = length, []
@@ -164,9 +178,10 @@ class TokenIndex:
 
     def _match_length(self, tail: list[int], end: int) -> int:
         limit = min(len(tail), end - self._oldest)
-        if limit == len(tail) and self._slice(end - limit, end) == tail:
-            return limit
         tokens, mask = self._tokens, self._mask
+        may_be_equal = limit == len(tail) and tokens[(end - limit) & mask] == tail[0]
+        if may_be_equal and self._slice(end - limit, end) == tail:
+            return limit
         for i in range(1, limit + 1):
             if tokens[(end - i) & mask] != tail[-i]:
                 return i - 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from paged_backend.speculation.acceptance import (
@@ -10,6 +12,7 @@ from paged_backend.speculation.acceptance import (
     Support,
     numbers_of_drafts,
 )
+from paged_backend.speculation.followers import Followers
 from paged_backend.speculation.step_costs import StepCosts
 
 
@@ -95,7 +98,7 @@ def test_a_guess_ends_before_its_unlikely_token() -> None:
 
 
 def test_chances_follow_what_was_right() -> None:
-    acceptance = Acceptance()
+    acceptance = Acceptance(decay=1 / 8)
     short, longer, long = (Evidence(length, Support.ONE) for length in (1, 2, 20))
     assert acceptance.chances([short, longer, long]) == [0.3, 0.5, 0.9]
     for _ in range(60):
@@ -119,3 +122,32 @@ def test_chances_follow_what_was_right() -> None:
 )
 def test_places_agree_about_a_token_or_not(count: int, num_places: int, support: Support) -> None:
     assert Support.of(count, num_places) is support
+
+
+def test_a_text_begins_with_the_chances_of_all_texts() -> None:
+    """It goes on with its own, apart for tokens that are steady."""
+    usual = Acceptance()
+    steady, changing = (Evidence(4, Support.ALL, is_steady) for is_steady in (True, False))
+    for _ in range(1000):
+        usual.observe(steady, True)
+        usual.observe(changing, False)
+    of_text = usual.copy(decay=1 / 4)
+    assert of_text.chances([steady, changing]) == pytest.approx([1, 0], abs=1e-3)
+    of_text.observe(steady, False)
+    assert of_text.chance(steady) == pytest.approx(0.75, abs=1e-3)
+    assert usual.chance(steady) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("sizes", [(1, 3), (40, 200), (1, 40, 2, 100)])
+def test_tokens_are_steady_if_the_same_one_followed_twice(sizes: tuple[int, ...]) -> None:
+    """Tokens arrive one at a time and many at once."""
+    rng = random.Random(sum(sizes))
+    followers, text = Followers(16, -1), [-1]
+    for _ in range(20):
+        added = [rng.randrange(9) if rng.random() < 0.3 else 7 for _ in range(rng.choice(sizes))]
+        followers.extend(added)
+        text += added
+        for token_id in range(9):
+            after = [text[i + 1] for i in range(len(text) - 1) if text[i] == token_id][-2:]
+            is_steady = len(after) == 2 and after[0] == after[1]
+            assert followers.are_steady([token_id]) == [is_steady]
