@@ -29,6 +29,7 @@ from paged_backend.speculation.acceptance import (
     numbers_of_drafts,
 )
 from paged_backend.speculation.answers import Answers
+from paged_backend.speculation.drawn_drafts import DrawnAcceptance, DrawnDrafts
 from paged_backend.speculation.step_costs import NUM_COLD, StepCosts
 from paged_backend.speculation.token_index import Match, TokenIndex
 from paged_backend.values.options.speculation import MAX_DRAFTS, SpeculativeConfig
@@ -92,6 +93,7 @@ class _Text:
     source: _Source
     predicted: _Source | None  # tokens of the prediction, if the request has one
     acceptance: Acceptance
+    drawn: DrawnDrafts
     guess: _Guess | None = None  # the newest one, whether or not a step has verified it
     num_failures: int = 0  # searches since the last right guess
     pause: int = 0  # number of steps until the next search
@@ -110,24 +112,34 @@ class _Text:
         """True if there is a guess from the text of the sequence itself."""
         return self.guess is not None and self.guess.is_own
 
-    def chances(self) -> list[float]:
+    def chances(self, most: int) -> list[float]:
         """Return the chance of each token that may be drafted, if those before it are right.
 
-        The first tokens of the guess stand for those in flight. All of them must be right for the
-        first draft to be.
+        Args:
+            most: number of drafts at most, if the device draws them.
         """
-        ahead = self.seq.num_output_placeholders
-        if self.guess is None or ahead > 0 and not self.guess.is_own:
+        if self.guess is None:
             return []
-        chances = self.acceptance.chances(self.guess.evidence)
-        return [prod(chances[: ahead + 1]), *chances[ahead + 1 :]] if chances[ahead:] else []
+        if self.seq.num_output_placeholders == 0:
+            return self.acceptance.chances(self.guess.evidence)
+        room = min(most, self.seq.max_num_tokens - self.seq.num_tokens - 1)
+        if not self.guess.is_own or room <= 0:
+            return []
+        return self.drawn.chances(self._certainty(), room)
 
     def draft(self, number: int) -> Draft:
         """Return the first drafts; after tokens in flight, the device draws them."""
         assert self.guess is not None
-        if self.seq.num_output_placeholders > 0:
-            return Draft([PLACEHOLDER] * number)
-        return self.guess.draft.first(number)
+        if self.seq.num_output_placeholders == 0:
+            return self.guess.draft.first(number)
+        self.drawn.plan(self.seq.num_computed_tokens, self._certainty())
+        return Draft([PLACEHOLDER] * number)
+
+    def _certainty(self) -> float:
+        """Return the chance that all tokens in flight are as guessed."""
+        ahead = self.seq.num_output_placeholders
+        evidence = [] if self.guess is None else self.guess.evidence
+        return prod(self.acceptance.chances(evidence[:ahead])) if len(evidence) >= ahead else 0.0
 
     def learn(self, usual: Acceptance) -> None:
         """Compare the newest guess with the tokens that have become known since.
@@ -135,6 +147,7 @@ class _Text:
         Args:
             usual: the chances of guesses of all texts, which learn, too.
         """
+        self.drawn.learn(self.seq.num_known_tokens)
         if self.guess is None:
             return
         self.num_failures += 1
@@ -173,7 +186,8 @@ class LookupDrafter(Drafter):
             self._factor, self._min_share, max_answers = float(MAX_DRAFTS), 0.0, 0
         self._answers = Answers(max_answers, self._min_match)
         self._texts: dict[int, _Text] = {}  # by seq_id
-        self._usual = Acceptance()  # chances of the guesses of all texts
+        # Chances of the guesses of all texts, and of the drafts that the device draws.
+        self._usual, self._usual_drawn = Acceptance(), DrawnAcceptance()
         self._costs = StepCosts(prior_weight=_PRIOR_WEIGHT)
         self._num_seen: Counter[int] = Counter()  # steps by their number of tokens
         # Of the step that is scheduled: sequences with a token in flight that are not drafted for,
@@ -183,6 +197,11 @@ class LookupDrafter(Drafter):
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Record the duration of a step, unless it computed parts of prompts or was cold."""
+        for item in output.slices:
+            text = self._texts.get(item.seq_id)
+            if text is not None and item.draft_token_ids[:1] == [PLACEHOLDER]:
+                number, num_known = len(item.draft_token_ids), text.seq.num_known_tokens
+                text.drawn.note_return(item.start, number, num_known)
         if all(len(item.draft_token_ids) + 1 == item.num_tokens for item in output.slices):
             size = output.num_tokens
             self._num_seen[size] += 1
@@ -250,8 +269,8 @@ class LookupDrafter(Drafter):
         text = self._texts.get(seq.seq_id)
         if text is None:
             predicted = _Source(self._min_match) if seq.request.predicted_token_ids else None
-            acceptance = self._usual.copy(DECAY)
-            text = _Text(seq, _Source(self._min_match), predicted, acceptance)
+            acceptance, drawn = self._usual.copy(DECAY), DrawnDrafts(self._usual_drawn)
+            text = _Text(seq, _Source(self._min_match), predicted, acceptance, drawn)
             self._texts[seq.seq_id] = text
         return text
 
@@ -268,7 +287,7 @@ class LookupDrafter(Drafter):
 
     def _chosen(self, texts: list[_Text], num_sequences: int, budget: int) -> dict[int, Draft]:
         """Return as many tokens of the texts' guesses as pay, by ``seq_id``."""
-        chances = {text.seq.seq_id: text.chances() for text in texts}
+        chances = {text.seq.seq_id: text.chances(self._num_tokens) for text in texts}
         chances = {seq_id: guess for seq_id, guess in chances.items() if guess}
         numbers = numbers_of_drafts(chances, num_sequences, budget, self._costs)
         return {
@@ -293,10 +312,10 @@ class LookupDrafter(Drafter):
                     index, match = other, found
         if not match.ends:
             return None
-        # If all tokens in flight are as guessed, the match is longer by them.
-        ahead = seq.num_output_placeholders
-        number = min(self._num_tokens, int(self._factor * (match.length + ahead)))
-        number = min(ahead + number, max(0, seq.max_num_tokens - end - 1))
+        # A guess of all tokens in flight shows how certain they are.
+        most = max(self._num_tokens, seq.num_output_placeholders)
+        room = max(0, seq.max_num_tokens - end - 1)
+        number = min(most, int(self._factor * match.length), room)
         tokens = self._following(index, match, number, repeats=index is own)
         if not tokens:
             return None
