@@ -90,14 +90,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model, with two instances, and its pipeline; it stops in time."""
+    """The demo model, with two instances, and its pipeline, also slow; it stops in time."""
     from demo_server import MAX_NUM_SEQS, MODEL, Server
+    from pipelines import add_slow_models
 
     from paged_backend.launch.repository import write_pipeline
     from paged_backend.launch.server_process import start_server
 
     repository = tmp_path_factory.mktemp("pipeline")
     write_pipeline(repository, MODEL, {"model": "demo", "max_num_seqs": MAX_NUM_SEQS}, instances=2)
+    add_slow_models(repository, MODEL)
     with start_server(repository) as running:
         yield Server(running)
         stopped = time.monotonic()

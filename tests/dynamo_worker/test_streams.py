@@ -93,6 +93,7 @@ def kill_engine(folder: Path) -> None:
 def test_streams_and_beams_equal_the_engines_also_after_it_was_killed(
     short_folder: Path, expected_tokens: list[list[int]]
 ) -> None:
+    """In the end a stop waits for a stream."""
     params = SamplingParams(temperature=0, beam_width=3, n=2, max_tokens=40, ignore_eos=True)
     (expected,) = LLM("demo", device="cpu").generate([PROMPTS[0]], params)
 
@@ -112,7 +113,14 @@ def test_streams_and_beams_equal_the_engines_also_after_it_was_killed(
             async for output in beams.outputs():
                 answers[output.index] += output.new_token_ids
             streams.close(beams)
-            return await asyncio.gather(*tasks), answers
+            all_tokens = await asyncio.gather(*tasks)
+            short = asyncio.create_task(tokens_of(streams, open_stream(streams)))
+            await asyncio.sleep(0)
+            await streams.stop(30)
+            assert await short == expected_tokens[0]
+            with pytest.raises(RequestRefused, match="draining"):
+                open_stream(streams)
+            return all_tokens, answers
 
     answers, of_beams = asyncio.run(generate())
     assert answers == expected_tokens
@@ -138,19 +146,6 @@ def test_a_canceled_stream_ends_here_and_in_the_engine() -> None:
                 await longer
 
     asyncio.run(cancel())
-
-
-def test_stop_waits_for_streams() -> None:
-    async def stop() -> None:
-        async with started() as streams:
-            short = asyncio.create_task(tokens_of(streams, open_stream(streams)))
-            await asyncio.sleep(0)
-            await streams.stop(30)
-            assert len(await short) == 40
-            with pytest.raises(RequestRefused, match="draining"):
-                open_stream(streams)
-
-    asyncio.run(stop())
 
 
 def test_errors_end_streams(short_folder: Path) -> None:

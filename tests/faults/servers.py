@@ -16,6 +16,7 @@ from metrics_page import read_metrics
 from paged_backend.launch import server_process
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
+from paged_backend.values.server_memory import regions_with
 
 MODEL = "paged_llm"
 _COMMAND = server_process.server_command
@@ -43,11 +44,23 @@ def marked(folder: Path) -> dict[str, str]:
 def serve_repository(tmp_path: Path) -> Iterator[RunningServer]:
     """A server of the models in the folder ``repository``; it is ready.
 
-    Whatever happens to it, no process of it may be left after the ``with`` block.
+    Whatever happens to it, neither a process nor shared memory of it may be left after the ``with``
+    block.
     """
     with start_server(tmp_path / "repository", environment=marked(tmp_path)) as server:
+        prefix = region_prefix_of(server)
+        assert regions_with(prefix)
         yield server
     wait_for(lambda: not left_of(tmp_path), ORPHAN_TIMEOUT_S, "a process outlives its server")
+    what = "shared memory outlives its server"
+    wait_for(lambda: not regions_with(prefix), ORPHAN_TIMEOUT_S, what)
+
+
+def region_prefix_of(server: RunningServer) -> str:
+    """What the names of all memory begin with that a server shares with its Python processes."""
+    words = psutil.Process(server.pid).cmdline()
+    (prefix,) = (word.rpartition("=")[2] for word in words if "shm-region-prefix" in word)
+    return prefix
 
 
 @contextmanager

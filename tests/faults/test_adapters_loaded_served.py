@@ -162,9 +162,12 @@ def test_an_unload_waits_for_requests_which_survive_an_engine(
     assert world.unload("b")[0] == 200
 
 
-def test_streams_of_adapters_and_beams_survive_their_engine(world: World, llm: LLM) -> None:
-    """One adapter is there from the start, and one is loaded."""
+def test_streams_of_adapters_and_beams_survive_their_engine(
+    world: World, llm: LLM, expected: Callable[[str], str]
+) -> None:
+    """One adapter is there from the start, one is loaded, and one only the next engine uses."""
     assert world.load("a", "a")[0] == 200
+    assert world.load("b", "b")[0] == 200
     folders = {"a": world.root / "a", "fixed": world.fixed}
     bases = [greedy(index, 100) for index in range(2)]
     beams = [
@@ -190,6 +193,8 @@ def test_streams_of_adapters_and_beams_survive_their_engine(world: World, llm: L
         kill_engine(world.server)
     assert [call.token_ids for call in crowd.calls] == answers
     wait_loaded(world.server, before + 1)
+    assert world.complete("b") == expected("b")
+    assert world.unload("b")[0] == 200
     wait_for(lambda: metrics(world.server)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S)
     with Client(world.server.grpc_url, MODEL) as client:
         with pytest.raises(InvalidRequest, match=r"LoRA c is not supported.*\['fixed', 'a'\]"):

@@ -22,10 +22,12 @@ from servers import (
     engines_of,
     is_alive,
     kill_engine,
+    kill_stub,
     left_of,
     metrics,
     restarts,
     serve_demo,
+    stubs_of,
     wait_for,
     wait_loaded,
 )
@@ -33,6 +35,7 @@ from servers import (
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.launch.server_process import LaunchError, RunningServer
 from paged_backend.process.engine_loop import STATS_INTERVAL_S
+from paged_backend.tools.scrape import scrape
 
 pytestmark = pytest.mark.server
 
@@ -55,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    if "server" in request.fixturenames:
+    if "server" in request.fixturenames and request.node.name != LAST:
         server = request.getfixturevalue("server")
         no_blocks = "blocks are still in use"
         wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S, no_blocks)
@@ -179,6 +182,53 @@ def test_an_engine_that_hangs_is_found_and_replaced(server: RunningServer) -> No
     assert [c.token_ids for c in crowd.calls] == [c.token_ids for c in undisturbed]
     assert engine_of(server) == engine, "it was only slow"
     assert restarts(server) == before + 1
+
+
+def test_a_dead_front_end_takes_only_its_own_streams(server: RunningServer, tmp_path: Path) -> None:
+    """This test is the last one of the server, because it stops it."""
+    if takes_only_its_own_streams(server):
+        return
+    # On a busy machine, Triton may give all requests to one of the two front-ends.
+    for attempt in range(2):
+        with serve_demo(tmp_path / str(attempt), instances=2) as another:
+            if takes_only_its_own_streams(another):
+                return
+    pytest.fail("one front-end had all streams")
+
+
+LAST = test_a_dead_front_end_takes_only_its_own_streams.__name__
+
+
+def takes_only_its_own_streams(server: RunningServer) -> bool:
+    """Kill a front-end, and then the server; returns False if it had all streams, or none."""
+    asks = [greedy(i, 200) for i in range(32)]
+    undisturbed = ask_all(server, asks)
+    engine, before = engine_of(server), num_aborted(server)
+    with Crowd(server, asks) as crowd:
+        wait_for(lambda: crowd.have_tokens(20), 60)
+        kill_stub(stubs_of(server)[0])
+        wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, 60)
+
+        def num_others() -> int:
+            return 32 - (num_aborted(server) - before)
+
+        wait_for(lambda: crowd.num_complete == num_others(), 60, "others are cut off")
+        others = num_others()
+        heard = [call.error for call in crowd.calls if call.error is not None]
+        crowd.hang_up()
+    assert engine_of(server) == engine
+    server.kill()  # it would wait 30 s for the requests of the dead front-end
+    complete = [pair for pair in zip(crowd.calls, undisturbed, strict=True) if not pair[0].error]
+    print(f"\n{len(heard)} of {32 - others} clients of the dead front-end heard of it", heard[:1])
+    assert len(complete) == others
+    assert all(call.token_ids == expected.token_ids for call, expected in complete)
+    return 0 < others < 32
+
+
+def num_aborted(server: RunningServer) -> int:
+    """The number of requests that a server has cut short so far."""
+    ended = scrape(server.metrics_url).by_label("request_success_total", "finished_reason")
+    return int(ended["abort"])
 
 
 # --- servers of their own ---------------------------------------------------------------------

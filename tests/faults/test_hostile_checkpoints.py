@@ -120,7 +120,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
             assert client.generate("x", max_tokens=2, ignore_eos=True).num_output_tokens == 2
             slowest_s = max(slowest_s, time.monotonic() - asked)
             too_large += end_large_processes(server)
-            time.sleep(0.05)
+            time.sleep(0.2)
         ended = {kind: future.result() for kind, future in loads.items()}
         return Outcome(ended, too_large, slowest_s, command.result())
 

@@ -1,4 +1,4 @@
-"""A front-end or the whole server dies: who else may notice, and who may be left."""
+"""The whole server dies: who may be left. `test_engine_faults.py` has a dead front-end."""
 
 from __future__ import annotations
 
@@ -8,58 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from callers import Crowd, ask_all, greedy
+from callers import Crowd, greedy
 from servers import (
     ORPHAN_TIMEOUT_S,
     engine_of,
     engines_of,
     kill_engine,
-    kill_stub,
     left_of,
-    metrics,
     serve_demo,
     stubs_of,
     wait_for,
 )
 
 from paged_backend.launch.server_process import RunningServer
-from paged_backend.tools.scrape import scrape
 
 pytestmark = pytest.mark.server
-
-
-def test_a_dead_front_end_takes_only_its_own_streams(tmp_path: Path) -> None:
-    # On a busy machine, Triton may give all requests to one of the two front-ends.
-    assert any(takes_only_its_own_streams(tmp_path / str(attempt)) for attempt in range(3))
-
-
-def takes_only_its_own_streams(folder: Path) -> bool:
-    """Kill a front-end; returns False if it had all streams, or none."""
-    folder.mkdir()
-    asks = [greedy(i, 200) for i in range(32)]
-    with serve_demo(folder, instances=2) as server:
-        undisturbed = ask_all(server, asks)
-        engine = engine_of(server)
-        with Crowd(server, asks) as crowd:
-            wait_for(lambda: crowd.have_tokens(20), 60)
-            kill_stub(stubs_of(server)[0])
-            wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, 60)
-
-            def num_others() -> int:
-                page = scrape(server.metrics_url)
-                return 32 - int(page.by_label("request_success_total", "finished_reason")["abort"])
-
-            wait_for(lambda: crowd.num_complete == num_others(), 60, "others are cut off")
-            others = num_others()
-            heard = [call.error for call in crowd.calls if call.error is not None]
-            crowd.hang_up()
-        assert engine_of(server) == engine
-        server.kill()  # it would wait 30 s for the requests of the dead front-end
-    complete = [pair for pair in zip(crowd.calls, undisturbed, strict=True) if not pair[0].error]
-    print(f"\n{len(heard)} of {32 - others} clients of the dead front-end heard of it", heard[:1])
-    assert len(complete) == others
-    assert all(call.token_ids == expected.token_ids for call, expected in complete)
-    return 0 < others < 32
 
 
 def decodes(server: RunningServer) -> None:

@@ -16,6 +16,7 @@ import openai
 import psutil
 import pytest
 from gateways import MODEL, Gateway, running_gateway
+from metrics_page import read_metrics
 from paged_client import Client, Unavailable
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
@@ -261,9 +262,11 @@ def test_serve_starts_a_gateway_that_ends_with_it(monkeypatch):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         line = launcher.stdout.readline()
-        ready = re.match(r"toy is ready: HTTP \S+, gRPC (\S+), .*, OpenAI http://(\S+)/v1$", line)
+        ready = re.match(
+            r"toy is ready: HTTP \S+, gRPC (\S+), metrics (\S+), OpenAI http://(\S+)/v1$", line
+        )
         assert ready is not None, line
-        gateway = Gateway(launcher, ready[2])
+        gateway = Gateway(launcher, ready[3])
         assert gateway.get("/v1/models").status == 401
         with gateway.sdk("secret") as api:
             assert [model.id for model in api.models.list()] == ["org/toy", "gpt-4o:latest"]
@@ -277,6 +280,7 @@ def test_serve_starts_a_gateway_that_ends_with_it(monkeypatch):
         processes = psutil.Process(launcher.pid).children(recursive=True)
         with Client(ready[1], "toy", timeout=60) as client:
             streams_end_with_their_engine(client, processes, gateway)
+        assert read_metrics(ready[2])["engine_up"] == 0
         key = {"Authorization": "Bearer secret"}
         response = gateway.post("/v1/completions", {"prompt": "x"}, **key)
         assert (response.status, response.error["code"]) == (503, "engine_dead")

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,18 +205,6 @@ def serve_once(environment: dict[str, str], *before: str) -> tuple[str, str]:
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
     return line + rest, errors
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another user's folder")
-def test_another_user_cannot_take_the_place_of_the_runtime_folder() -> None:
-    with tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as folder:
-        Path(folder).chmod(0o1777)
-        taken = Path(folder, f"paged-backend-{os.getuid()}")
-        taken.mkdir()
-        os.chown(taken, 65534, 65534)
-        out, errors = serve_once({"TMPDIR": folder})
-        assert " is ready: " in out, errors
-        assert list(Path(folder).iterdir()) == [taken]
 
 
 CAN_MOUNT = not subprocess.run(

@@ -62,7 +62,8 @@ def test_only_models_that_take_messages_keep_a_process_for_them(server: Server) 
             child.ppid() for child in children if "template_process" in " ".join(child.cmdline())
         }
 
-    wanted = 3  # both instances of the model, and the first step; each may have a spare process
+    # Both instances of the model, and two first steps; each may have a spare process.
+    wanted = 4
     deadline = time.monotonic() + 60
     while len(owners()) < wanted:
         assert time.monotonic() < deadline
@@ -239,47 +240,16 @@ def test_the_last_step_repeats_a_prompt_no_more_often_than_there_are_completions
     assert status == 200 and "xxxa" in body
 
 
-SLOW_STEPS = {
-    "preprocess": """\
-import time
-from paged_backend.serving import preprocess
-from paged_backend.serving.preprocess import TritonPythonModel as Fast
-
-preprocess.MAX_WAITING = 2
-
-class TritonPythonModel(Fast):
-    def _answer(self, *args):
-        time.sleep(1)
-        super()._answer(*args)
-""",
-    "llm_bls": """\
-import time
-from paged_backend.serving import bls
-from paged_backend.serving.bls import TritonPythonModel as Fast
-
-bls.MAX_REQUESTS = bls.MAX_WAITING = 1
-
-class TritonPythonModel(Fast):
-    def _run(self, *args):
-        time.sleep(1)
-        yield from super()._run(*args)
-""",
-}
-
-
 @pytest.mark.server
-def test_steps_refuse_requests_when_too_many_wait(tmp_path: Path) -> None:
+def test_steps_refuse_requests_when_too_many_wait(server: Server) -> None:
     """Two of each have room; all that have it are answered."""
-    write_part_of_pipeline(tmp_path, MODEL, {"model": "demo"}, (*OWN, "llm_bls"))
-    for name, source in SLOW_STEPS.items():
-        (tmp_path / name / "1" / "model.py").write_text(source)
     problems = {
-        "llm": "queue_full: 2 requests wait to be prepared; retry after 1 s",
-        "llm_bls": "queue_full: 1 requests wait for a thread; retry after 1 s",
+        "slow.llm": "queue_full: 2 requests wait to be prepared; retry after 1 s",
+        "slow.llm_bls": "queue_full: 1 requests wait for a thread; retry after 1 s",
     }
-    with start_server(tmp_path) as running, ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(6) as pool:
         for model, problem in problems.items():
-            with Client(running.grpc_url, model, timeout=60) as client:
+            with Client(server.running.grpc_url, model, timeout=60) as client:
                 messages = [{"role": "user", "content": "x"}]
                 run = partial(client.generate, messages, max_tokens=1)
                 calls = [pool.submit(run) for _ in range(6)]

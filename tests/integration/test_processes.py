@@ -20,6 +20,7 @@ from servers import (
     engine_of,
     is_alive,
     processes_of,
+    region_prefix_of,
     serve_repository,
     wait_for,
 )
@@ -130,7 +131,7 @@ def test_a_launcher_removes_the_memory_of_a_server_that_was_killed_while_it_load
     with launch_server(tmp_path / "repository") as server:
         process = psutil.Process(server.pid)
         wait_for(lambda: process.name() == "tritonserver", 30)  # it has its command line
-        (prefix,) = (w.rpartition("=")[2] for w in process.cmdline() if "shm-region-prefix" in w)
+        prefix = region_prefix_of(server)
         wait_for(lambda: regions_with(prefix), 60)
         kill_family(process)
         assert regions_with(prefix)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 from metrics_page import read_metrics
@@ -17,10 +17,6 @@ from paged_loadtest.options import BACKENDS
 from paged_loadtest.results import LATENCIES, load_report
 
 from paged_backend.cli import main
-from paged_backend.launch.gateway_process import GatewayProcess
-from paged_backend.launch.ports import bind
-from paged_backend.launch.repository import write_model_repository
-from paged_backend.launch.server_process import start_server
 
 pytestmark = pytest.mark.server
 SMALL = ["--num-prompts", "12", "--input-len", "40", "--output-len", "10"]
@@ -274,36 +270,6 @@ def wait_for_tokens(server, count):
     while read_metrics(server.metrics_url)["generation_tokens_total"] < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    "backend",
-    ["triton", *(pytest.param(name, marks=pytest.mark.soak) for name in ("triton-http", "openai"))],
-)
-def test_a_server_that_dies_in_mid_run(backend, tmp_path):
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    write_model_repository(repository, "paged_llm", {"model": "demo"}, instances=1)
-    path = tmp_path / "run.json"
-    with ExitStack() as stack:
-        server = stack.enter_context(start_server(repository))
-        url = {"triton": server.grpc_url, "triton-http": server.http_url}.get(backend)
-        if url is None:
-            listener = bind("127.0.0.1", 0, "port")
-            url = stack.enter_context(GatewayProcess(listener, server.grpc_url)).address
-        argv = [*command("serve", url, backend, path), "--max-concurrency", "8"]
-        run = stack.enter_context(started(argv))
-        wait_for_tokens(server, 640)
-        server.kill()
-        out, err = run.communicate(timeout=120)
-    assert run.returncode == 2
-    assert len(err.strip().splitlines()) == 1
-    assert err.startswith("paged-backend: error: the server was lost after ")
-    assert "start it again" in err
-    assert "Successful requests" in out
-    (saved,) = load_report(path).runs
-    assert saved.num_completed > 20 and saved.num_failed >= 1
-    assert saved.num_output_tokens == 16 * saved.num_completed
 
 
 def test_what_is_killed_has_saved_the_runs_before(targets, tmp_path):

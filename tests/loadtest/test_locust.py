@@ -16,11 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from demo_server import MODEL, Server
+from demo_server import Server
 
 from paged_backend.launch.ports import bind
-from paged_backend.launch.repository import write_model_repository
-from paged_backend.launch.server_process import start_server
 
 pytestmark = pytest.mark.server
 
@@ -283,31 +281,6 @@ def test_worker_that_cannot_prepare_ends_the_run(addresses, tmp_path):
             _, log = process.communicate(timeout=60)
     assert process.returncode == 2, log
     assert re.match("locust: error: cannot read .* worker", log.splitlines()[-1])
-
-
-def test_server_that_dies_ends_the_run_with_its_results(tmp_path):
-    repository = tmp_path / "repository"
-    write_model_repository(repository, MODEL, {"model": "demo"}, instances=1)
-    prefix = tmp_path / "run"
-    with start_server(repository) as running:
-        flags = ("--grpc-url", running.grpc_url, "--http-url", running.http_url)
-        command = [*LOCUST, "--headless", "--only-summary", "-u", "4", "-r", "4", "-t", "60s"]
-        command += ["--csv", str(prefix), *flags, "GrpcUser", "HttpUser"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        before = Server(running).metrics()["generation_tokens_total"]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, **pipes) as process:
-            deadline = time.monotonic() + 50
-            while Server(running).metrics()["generation_tokens_total"] < before + 800:
-                assert time.monotonic() < deadline and process.poll() is None
-                time.sleep(0.1)
-            running.kill()
-            out, log = process.communicate(timeout=120)
-    assert process.returncode == 2, log
-    tokens, num_requests, failed = totals(out)
-    assert tokens > 0 and num_requests > failed > 0
-    assert re.match(r"locust: error: --(grpc|http)-url: nobody answers", log.splitlines()[-1])
-    assert "Traceback" not in log
-    assert int(rows(prefix)["", "Aggregated"]["Request Count"]) == num_requests
 
 
 PAGED_BACKEND = Path(sys.executable).parent / "paged-backend"

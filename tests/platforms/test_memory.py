@@ -33,7 +33,8 @@ def test_zeros_take_memory_when_they_are_written(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_weights_share_memory_without_overlapping(dtype: torch.dtype) -> None:
     memory = WeightMemory()
-    originals = [torch.randn(size, 7).mul(9).to(dtype).t() for size in (3, 2**24, 1, 500)]
+    large = 10 * 2**20 // dtype.itemsize  # more than a block has
+    originals = [torch.randn(size, 7).mul(9).to(dtype).t() for size in (3, large, 1, 500)]
     weights = [memory.keep(weight) for weight in originals]
     weights += [memory.stack(originals[2:3] * 3, dim=dim) for dim in (0, 1)]
     originals += [torch.stack(originals[2:3] * 3, dim=dim) for dim in (0, 1)]

@@ -574,6 +574,7 @@ def test_an_expression_that_takes_long(
     config: dict[str, Any], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patterns, "TIME_LIMIT_S", 0.3)
+    monkeypatch.setattr(patterns, "_SEARCH_S", 0.1)
     (tmp_path / "config.json").write_text(json.dumps(config))
     file = ConfigFile.read(tmp_path / "config.json")
     quantization = QUANTIZATION_METHODS[config["quant_method"]](file)
@@ -617,6 +618,7 @@ def test_many_names_for_expressions_that_take_long_together(
 def test_expressions_that_take_long_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are compiled in the process only, which has a limit and leaves this one's lock alone."""
     monkeypatch.setattr(patterns, "TIME_LIMIT_S", 1.0)
+    monkeypatch.setattr(patterns, "_SEARCH_S", 0.1)
     slow = ["(?i)" + "[\x00-\uffff]" * 200 + str(number) for number in range(20)]
     before_s = time.process_time()
     with pytest.raises(ConfigError, match="y holds an expression that takes too long"):

@@ -23,7 +23,7 @@ from paged_client import Client, RequestCancelled
 
 from paged_backend.cli import main
 from paged_backend.launch.repository import write_model_repository
-from paged_backend.launch.server_process import launch_server, start_server
+from paged_backend.launch.server_process import RunningServer, launch_server
 
 TOP = [sys.executable, "-m", "paged_backend.cli", "top"]
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -92,66 +92,75 @@ def shared_prefix_load(grpc_url: str, metrics_url: str) -> Iterator[None]:
         yield
 
 
+def flags_of(server: RunningServer, interval_s: float) -> list[str]:
+    urls = ["--url", server.grpc_url, "--metrics-url", server.metrics_url]
+    return [*urls, "--interval", str(interval_s)]
+
+
 @pytest.mark.server
-def test_sharing_is_seen_on_a_real_server(tmp_path, capsys):
+def test_sharing_is_seen_on_a_real_server_that_comes_and_goes(tmp_path, capsys):
     options = {"model": "demo", "enable_inspect": True}
     write_model_repository(tmp_path, "paged_llm", options, instances=1)
-    with start_server(tmp_path) as server:
-        flags = ["--url", server.grpc_url, "--metrics-url", server.metrics_url, "--interval", "0.5"]
-        with shared_prefix_load(server.grpc_url, server.metrics_url):
-            run = subprocess.run(
-                [*TOP, *flags, "--once"],
-                env=os.environ | {"COLUMNS": "120", "LINES": "40"},
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            lines = run.stdout.splitlines()
-            with top_in_a_terminal(*flags) as terminal:
-                terminal.wait_for(f"2-9 + shared 4, saving {4 * (NUM_STREAMS - 1)}")
-                terminal.press("x")
-                terminal.wait_for("5 running")
-                terminal.press("q")
-                assert terminal.process.wait(60) == 0
-                assert termios.tcgetattr(terminal.inside) == terminal.before
-            assert main(["top", "--once", *flags, "--model", "nobody"]) == 2
-            assert "no engine of the model 'nobody'; it has: paged_llm" in capsys.readouterr().err
-            assert main(["top", "--once", *flags, "--url", "127.0.0.1:1"]) == 0
-            shown = capsys.readouterr().out
-            assert "5 running" in shown and "Cannot ask for the blocks at 127.0.0.1:1" in shown
-        assert "5 running, 0 waiting" in run.stdout
-        tables = [line.split()[-1] for line in lines if "decode" in line]
-        assert sorted(table[:5] for table in tables) == [
-            "5555a",
-            "5555b",
-            "5555c",
-            "5555d",
-            "5555e",
-        ]
-        assert sum("5" in line for line in lines if line.startswith("│    1 ")) == 1
-        assert all(len(line) <= 120 for line in lines) and len(lines) <= 40
-        rate = re.search(r"output +([\d,]+) tokens/s", run.stdout)
-        assert rate is not None and int(rate[1].replace(",", "")) > 0
-
-
-@pytest.mark.server
-def test_a_server_that_comes_and_goes(tmp_path):
-    write_model_repository(tmp_path, "paged_llm", {"model": "demo"}, instances=1)
     with launch_server(tmp_path) as server:
         os.kill(server.pid, signal.SIGSTOP)  # until it has been asked in vain
-        flags = ["--url", server.grpc_url, "--metrics-url", server.metrics_url, "--interval", "0.2"]
-        with top_in_a_terminal(*flags) as terminal:
+        with top_in_a_terminal(*flags_of(server, 0.2)) as terminal:
             terminal.wait_for("NO ANSWER YET, trying on")
             terminal.wait_for("cannot read metrics at " + server.metrics_url)
             os.kill(server.pid, signal.SIGCONT)
             server.wait_until_ready(120)
             terminal.wait_for("engine up")
-            terminal.wait_for("start it with --enable-inspect")
+            look_at_what_is_shared(server, capsys)
             server.kill()
             terminal.wait_for("NO ANSWER for ")
             terminal.wait_for("cannot read metrics at " + server.metrics_url)
             terminal.process.send_signal(signal.SIGINT)
             assert terminal.process.wait(60) == 0
+
+
+def look_at_what_is_shared(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, and in a terminal that has been as it is before."""
+    flags = flags_of(server, 0.5)
+    with shared_prefix_load(server.grpc_url, server.metrics_url):
+        run = subprocess.run(
+            [*TOP, *flags, "--once"],
+            env=os.environ | {"COLUMNS": "120", "LINES": "40"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        lines = run.stdout.splitlines()
+        with top_in_a_terminal(*flags) as terminal:
+            terminal.wait_for(f"2-9 + shared 4, saving {4 * (NUM_STREAMS - 1)}")
+            terminal.press("x")
+            terminal.wait_for("5 running")
+            terminal.press("q")
+            assert terminal.process.wait(60) == 0
+            assert termios.tcgetattr(terminal.inside) == terminal.before
+        assert main(["top", "--once", *flags, "--model", "nobody"]) == 2
+        assert "no engine of the model 'nobody'; it has: paged_llm" in capsys.readouterr().err
+        assert main(["top", "--once", *flags, "--url", "127.0.0.1:1"]) == 0
+        shown = capsys.readouterr().out
+        assert "5 running" in shown and "Cannot ask for the blocks at 127.0.0.1:1" in shown
+    assert "5 running, 0 waiting" in run.stdout
+    tables = [line.split()[-1] for line in lines if "decode" in line]
+    assert sorted(table[:5] for table in tables) == [
+        "5555a",
+        "5555b",
+        "5555c",
+        "5555d",
+        "5555e",
+    ]
+    assert sum("5" in line for line in lines if line.startswith("│    1 ")) == 1
+    assert all(len(line) <= 120 for line in lines) and len(lines) <= 40
+    rate = re.search(r"output +([\d,]+) tokens/s", run.stdout)
+    assert rate is not None and int(rate[1].replace(",", "")) > 0
+
+
+@pytest.mark.server
+def test_a_server_that_shows_no_blocks_is_said_to_need_an_option(server, capsys):
+    assert main(["top", "--once", *flags_of(server.running, 0.2)]) == 0
+    shown = capsys.readouterr().out
+    assert "start it with --enable-inspect" in shown
 
 
 @pytest.mark.parametrize(
