@@ -54,9 +54,8 @@ def run_engine() -> int:
         def launch(self, output: Any, guide: Any = None) -> SimulatedStep:
             """Launch a step that returns tokens of which few are frequent, as in a text."""
             step = super().launch(output, guide)
-            return replace(
-                step, token_ids=[3 + int(1500 * drawn.random() ** 3) for _ in step.token_ids]
-            )
+            token_ids = [[3 + int(1500 * drawn.random() ** 3)] for _ in step.token_ids]
+            return replace(step, token_ids=token_ids)
 
     def load(config: Any) -> tuple[Engine, Any]:
         checkpoint = resolve_checkpoint(config)

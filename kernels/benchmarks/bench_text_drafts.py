@@ -62,15 +62,17 @@ def keep(bench: Bench, rows: int, length: int) -> Call:
 
 
 def run(bench: Bench) -> None:
-    bench.warm_up(draw(bench, 1, 100), move(bench, 1, 100), keep(bench, 1, 100))
+    lengths = bench.sizes(1024, 32768)
+    for length in lengths:
+        bench.warm_up(*(make(bench, 1, length) for make in (draw, move, keep)))
     for rows in bench.sizes(1, 16, 64):
         drafted = rows * (DRAFTS + 1)
-        for length in bench.sizes(1024, 32768):
+        for length in lengths:
             read = Work(bytes=rows * (length * _INT + DRAFTS * (_INT + _LONG)))
             make = partial(draw, bench, rows, length)
             bench.time("draw_drafts", f"{rows} texts of {length}", read, make, dtype=torch.int32)
         moved = Work(bytes=drafted * (2 * _INT + _LONG))
         kept = Work(bytes=drafted * (4 * _INT + _LONG))
-        for name, work, make in (("move_back", moved, move), ("keep_tokens", kept, keep)):
-            made = partial(make, bench, rows, 1024)
+        for name, work, step in (("move_back", moved, move), ("keep_tokens", kept, keep)):
+            made = partial(step, bench, rows, lengths[0])
             bench.time(name, f"{rows} texts", work, made, dtype=torch.int32)
