@@ -49,7 +49,7 @@ class Drafting:
             seq for seq in running if may_await_token(seq) or self.draws_ahead and may_go_ahead(seq)
         )
 
-    def drafts(self, awaiting: Set[int] = frozenset()) -> dict[int, Draft]:
+    def drafts(self, awaiting: Set[int]) -> dict[int, Draft]:
         """Return drafts by ``seq_id``, as many as a step has room for beside all decodes.
 
         While prompts wait or are computed, they get at least half of this room.

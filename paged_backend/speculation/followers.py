@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_BULK = 32  # from this number of tokens on, numpy is faster than a loop
+_BULK = 32  # number of tokens from which numpy is faster than a loop
 _MULTIPLIER, _WORD = 0x9E3779B1, 0xFFFFFFFF
 
 

@@ -12,7 +12,7 @@ from paged_backend.speculation.followers import Followers
 SEPARATOR = -1  # between texts; no token has this id
 _MAX_VISITS = 32  # earlier places that a search compares
 _MAX_FOLLOWER_BITS = 16  # more than most texts have different tokens
-_BULK = 32  # from this number of tokens on, numpy is faster than a loop
+_BULK = 32  # number of tokens from which numpy is faster than a loop
 _MULTIPLIER, _MIXER, _WORD = 0x9E3779B1, 0x85EBCA6B, 0xFFFFFFFF
 
 

@@ -46,7 +46,8 @@ class DeviceTexts:
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
         """Send the texts of sequences that are sampled for the first time in these rows."""
         for row, spec in zip(rows, samples, strict=True):
-            newest = np.array(spec.context[-self._width :], np.int32)
+            start = max(spec.position - self._width, 0)
+            newest = np.array(spec.token_ids[start : spec.position], np.int32)
             if len(newest) == self._width:  # the oldest token may be at any place
                 newest = np.roll(newest, spec.position)
             self._texts.tokens[row, : len(newest)] = self._transfer.send(newest)
