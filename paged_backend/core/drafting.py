@@ -42,7 +42,7 @@ class Drafting:
 
     def awaiting(self) -> set[int]:
         """Return the sequences that wait for tokens in flight, so that they can be drafted for."""
-        if self._drafter is None:
+        if self._drafter is None or not self._has_states_for_drafts:
             return set()
         running = self._sequences.running.values()
         return self._drafter.awaits(
@@ -58,8 +58,7 @@ class Drafting:
             awaiting: the sequences that wait for a token.
         """
         drafts: dict[int, Draft] = {}
-        states = self._kv.states
-        if self._drafter is None or not (states is None or states.has_room_for_drafts):
+        if self._drafter is None or not self._has_states_for_drafts:
             return drafts
         running = self._sequences.running.values()
         decodes = [
@@ -83,6 +82,10 @@ class Drafting:
                 drafts[seq.seq_id] = draft
                 budget -= len(draft.token_ids)
         return drafts
+
+    @property
+    def _has_states_for_drafts(self) -> bool:
+        return self._kv.states is None or self._kv.states.has_room_for_drafts
 
     def take(self, step: ScheduledStep, drawn: DrawnDrafts) -> None:
         """Take the drafts of a step that the worker has drawn."""

@@ -31,7 +31,8 @@ from paged_backend.models.loader import decoder_max_model_len, load_model
 from paged_backend.models.positions import check_positions
 from paged_backend.models.states import StateSpec
 from paged_backend.models.step_context import StepContext
-from paged_backend.platforms.base import Platform
+from paged_backend.platforms.base import ModelRunner, Platform
+from paged_backend.platforms.drafting_runner import DraftingRunner
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
 from paged_backend.values.config import EngineConfig
@@ -256,9 +257,10 @@ def _with_kv_pool(
     if model.state_layers:
         spec = replace(spec, states=StateSpec(tuple(model.state_layers)))
     draft = load_draft_model(options, platform, model, layout)
-    specs = [spec] if draft is None else [spec, draft.spec]
+    models = [(model, spec)] + ([] if draft is None else [(draft.model, draft.spec)])
+    specs = [each for _, each in models]
     empty = alone and draft is None  # blocks take no memory
-    budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
+    budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(models, limits, options)
     if all_layers.with_states:
         states = sized(model.state_layers, budget, limits, ranks, platform.device, alone=empty)
         spec = replace(spec, states=states)
@@ -272,10 +274,10 @@ def _with_kv_pool(
         room = torch.tensor([budget, block_bytes], device=platform.device)
         num_blocks = _num_blocks(layout, ranks.gather(room), max_model_len)
     context = None if adapters is None else adapters.context
-    runner = platform.model_runner(model, spec, num_blocks, limits, options, context)
-    if draft is not None and platform.drafting_runner is not None:
-        drafts = platform.model_runner(draft.model, draft.spec, num_blocks, limits, options)
-        runner = platform.drafting_runner(runner, drafts, layout)
+    runner: ModelRunner = platform.model_runner(model, spec, num_blocks, limits, options, context)
+    if draft is not None:
+        drafts = platform.draft_runner(draft.model, draft.spec, num_blocks, limits, options)
+        runner = DraftingRunner(runner, drafts, layout)
     return LoadedModel(
         model=model,
         max_model_len=max_model_len,

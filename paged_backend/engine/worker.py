@@ -18,7 +18,6 @@ from paged_backend.platforms.select import select_platform
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.options.scheduling import StepLimits
-from paged_backend.values.options.speculation import DRAFT_MODEL
 from paged_backend.values.sampling_defaults import NO_DEFAULTS
 
 
@@ -107,10 +106,6 @@ def _check_device_has(config: EngineConfig, limits: StepLimits, platform: Platfo
             "option async_scheduling must be false or left out on a CPU, which computes a step "
             "before it returns; got true"
         )
-    speculation = config.speculation()
-    if speculation is not None and speculation.method == DRAFT_MODEL:
-        if platform.drafting_runner is None:
-            raise option_error("speculative_config.method", f"can be {DRAFT_MODEL} only on a CPU")
     if not config.disable_cascade_attn and not platform.supports_cascade_attention:
         raise ConfigError(
             "option disable_cascade_attn must be true on a CPU, which has no cascade "

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
-from paged_backend.core.scheduler_output import LaunchedStep
+from paged_backend.core.scheduler_output import LaunchedStep, TokenMasks
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Encoder, Model
 from paged_backend.models.kv_cache import KVCacheSpec
@@ -16,7 +16,7 @@ from paged_backend.models.layers import PlatformKernels
 from paged_backend.models.states import StateFunctions
 from paged_backend.models.step_context import StepContext
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.kv_cache_groups import KVCacheLayout, StateChunks
+from paged_backend.values.kv_cache_groups import StateChunks
 from paged_backend.values.options.scheduling import StepLimits
 
 
@@ -43,18 +43,42 @@ class ModelRunner(Protocol):
         ...
 
 
-class DraftingRunnerFactory(Protocol):
-    """Joins the model runners of a model and of its draft model."""
+class PendingTokens(Protocol):
+    """A handle to sampled tokens that may still be computed."""
 
-    def __call__(self, main: ModelRunner, draft: ModelRunner, layout: KVCacheLayout) -> ModelRunner:
-        """Return a model runner that draws drafts and verifies them.
+    def wait(self) -> list[int]:
+        """Wait for the tokens: one for each sample of a step, then any others."""
+        ...
+
+
+class DraftRunner(ModelRunner, Protocol):
+    """Runs a draft model, each of its passes for one token of some sequences."""
+
+    @property
+    def chains_passes(self) -> bool:
+        """Whether a pass may be drawn before the tokens of the previous one have arrived.
+
+        A placeholder then stands for the token that its sequence has sampled last.
+        """
+        ...
+
+    def draw(
+        self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None
+    ) -> PendingTokens:
+        """Compute some tokens, and sample without log-probabilities.
 
         Args:
-            main: the runner of the model, which `Platform.model_runner` has made.
-            draft: the same of the draft model. It uses the block tables of the first group
-                without a window.
-            layout: the groups of the block tables.
+            scheduled_batch: the tokens, without copies of blocks.
+            masks: the tokens that are allowed; None for all.
         """
+        ...
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy blocks, each pair from the first to the second, in this order."""
+        ...
+
+    def release(self, seq_ids: Sequence[int]) -> None:
+        """Forget sequences that have given up their blocks."""
         ...
 
 
@@ -87,11 +111,6 @@ class Platform(PlatformKernels, Protocol):
         ...
 
     @property
-    def drafting_runner(self) -> DraftingRunnerFactory | None:
-        """The function that joins a model and its draft model; None if there is none."""
-        ...
-
-    @property
     def supports_cascade_attention(self) -> bool:
         """Whether attention can read a shared prefix once for all sequences that have it."""
         ...
@@ -111,9 +130,18 @@ class Platform(PlatformKernels, Protocol):
         ...
 
     def kv_cache_bytes(
-        self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
+        self,
+        models: Sequence[tuple[Model, KVCacheSpec]],
+        limits: StepLimits,
+        config: EngineConfig,
     ) -> int:
-        """Return the KV pool's size in bytes for an unset `kv_cache_memory_bytes`."""
+        """Return the KV pool's size in bytes for an unset `kv_cache_memory_bytes`.
+
+        Args:
+            models: the model and its draft model, if there is one, with their parts of the pool.
+            limits: limits of a step.
+            config: the engine's options.
+        """
         ...
 
     def model_runner(
@@ -136,6 +164,17 @@ class Platform(PlatformKernels, Protocol):
             context: what the layers know about a step's rows, which the runner writes; None for
                 layers without adapters.
         """
+        ...
+
+    def draft_runner(
+        self,
+        model: Model,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        limits: StepLimits,
+        config: EngineConfig,
+    ) -> DraftRunner:
+        """Make a runner for a draft model; see `model_runner`."""
         ...
 
     def encoder_runner(self, encoder: Encoder) -> ModelRunner:

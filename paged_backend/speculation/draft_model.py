@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -47,45 +48,61 @@ class ModelDrafter(Drafter):
         self._rule = rule or PayingDrafts()
         self._chance = _PRIOR  # the same over all sequences
         self._guessed: dict[int, _Guessed] = {}  # by seq_id
-        self._drawn: DrawnDrafts | None = None  # what the newest step has drawn
+        # What the draft model has done for the steps in flight that have drafts.
+        self._drawn: deque[DrawnDrafts] = deque()
 
     def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
-        """Return no sequences: a device with a draft model computes one step at a time."""
-        return set()
+        """Return all sequences that may have drafts, if any of them should have drafts now.
+
+        While steps in flight have drafts, all wait for them, so that later steps have all of them.
+        """
+        ahead = list(sequences)
+        if not ahead:
+            return set()
+        if not self._drawn:
+            if self._rule.is_resting():
+                return set()
+            candidates = self._candidates(ahead)
+            if not self._rule.numbers(candidates, len(ahead), self._num_tokens * len(ahead)):
+                return set()
+        return {seq.seq_id for seq in ahead if seq.request.speculate}
 
     def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, Draft]:
         """Return as many placeholders as the rule says."""
-        self._drawn = None
-        if self._rule.is_resting():
-            return {}
         decodes = list(sequences)
+        if not decodes or self._rule.is_resting():
+            return {}
         self._rule.settle(
             [item.seq.num_known_tokens - item.place for item in self._guessed.values()]
         )
         self._forget()
+        numbers = self._rule.numbers(self._candidates(decodes), len(decodes), budget)
+        for seq_id in numbers:
+            self._guessed[seq_id].num_drafted = self._guessed[seq_id].place
+        return {seq_id: Draft([PLACEHOLDER] * number) for seq_id, number in numbers.items()}
+
+    def _candidates(self, decodes: list[Sequence]) -> list[Candidate]:
+        """Return what the rule needs to know about the sequences that can have drafts."""
         guessed = [self._of(seq) for seq in decodes if seq.request.speculate]
         for item in guessed:
             self._learn(item)
         candidates = [item.candidate(self._num_tokens) for item in guessed]
-        candidates = [item for item in candidates if item.max_drafts > 0]
-        numbers = self._rule.numbers(candidates, len(decodes), budget)
-        for item in guessed:
-            if item.seq.seq_id in numbers:
-                item.num_drafted = item.place
-        return {seq_id: Draft([PLACEHOLDER] * number) for seq_id, number in numbers.items()}
+        return [item for item in candidates if item.max_drafts > 0]
 
     def take_drafts(self, drawn: DrawnDrafts) -> None:
         """Keep the drafts until the tokens at their positions are known."""
-        self._drawn = drawn
+        self._drawn.append(drawn)
         for seq_id, token_ids in drawn.token_ids.items():
             self._guessed[seq_id].drafts = token_ids
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Record the duration of a step, unless it computed parts of prompts."""
+        has_drafts = any(item.draft_token_ids for item in output.slices)
+        drawn = self._drawn.popleft() if has_drafts else None
         if any(len(item.draft_token_ids) + 1 != item.num_tokens for item in output.slices):
             self._rule.skip()
         else:
-            self._rule.observe(seconds, output.num_sequences, self._drawn)
+            self._rule.observe(seconds, output.num_sequences, drawn)
 
     def _of(self, seq: Sequence) -> _Guessed:
         found = self._guessed.get(seq.seq_id)

@@ -531,3 +531,17 @@ def test_int8_weights(oracle):
     together = tokens_of(run(engine_for(oracle, quantization="int8"), work))
     chunked = engine_for(oracle, quantization="int8", max_num_batched_tokens=7, max_num_seqs=3)
     assert tokens_of(run(chunked, work)) == together
+
+
+def test_prompt_logprobs_of_a_model_that_transformers_computes(oracle):
+    """Its last hidden states are logits, of which a row may begin at any address."""
+    found = []
+    for impl in ("auto", "transformers"):
+        engine = engine_for(oracle, model_impl=impl)
+        params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2)
+        engine.add_request(Request("r", [5, 9, 14, 3], params))
+        rows = []
+        while engine.has_unfinished:
+            rows += [row for output in engine.step() for row in output.prompt_logprobs or ()]
+        found.append([row.top_token_ids for row in rows])
+    assert found[0] == found[1] and len(found[0]) == 3

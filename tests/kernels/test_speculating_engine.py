@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from free_drafts import make_drafts_free
 from oracle import make_engine
 
 from paged_backend.core.drafter import Draft
@@ -20,7 +21,6 @@ from paged_backend.platforms.gpu import texts
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.speculation.lookup import LookupDrafter
-from paged_backend.values.errors import ConfigError
 from paged_backend.values.options.speculation import SpeculativeConfig
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
@@ -93,7 +93,8 @@ def engine_for(folder: Path, **options: Any) -> Engine:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**20}
     engine = make_engine(folder, device=device, **{**sizes, **options})
-    assert isinstance(engine.executor.model_runner, GpuModelRunner)
+    runner = engine.executor.model_runner
+    assert isinstance(getattr(runner, "main", runner), GpuModelRunner)
     return engine
 
 
@@ -123,9 +124,9 @@ def answers_of(engine: Engine) -> Answers:
     }
 
 
-def use_shapes(engine: Engine) -> list[StepShape]:
+def use_shapes(runner: Any) -> list[StepShape]:
     """Pad steps to captured shapes, as graphs do; returns the shapes of the steps to come."""
-    runner, replayed = engine.executor.model_runner, list[StepShape]()
+    replayed: list[StepShape] = []
 
     def capture(shape: StepShape) -> Any:
         def replay() -> torch.Tensor:
@@ -151,7 +152,7 @@ def test_tokens_with_right_and_wrong_drafts_are_those_without(
     """With steps scheduled ahead, and with steps padded to the shapes of graphs."""
     options = {"drafter": KnownAnswers(plain), "speculative_config": {}}
     engine = engine_for(folder, async_scheduling=steps == "ahead", **options)
-    shapes = use_shapes(engine) if steps == "padded" else []
+    shapes = use_shapes(engine.executor.model_runner) if steps == "padded" else []
     assert answers_of(engine) == plain
     stats = engine.stats()
     assert stats.num_draft_tokens > stats.num_accepted_tokens > 12
@@ -173,7 +174,7 @@ def test_tokens_are_the_same_if_the_device_draws_drafts(
     plain = answers_of(engine_for(tmp_path))
     drafter = AsksForMany()
     engine = engine_for(tmp_path, drafter=drafter, speculative_config={}, async_scheduling=True)
-    shapes = use_shapes(engine) if padded else []
+    shapes = use_shapes(engine.executor.model_runner) if padded else []
     assert answers_of(engine) == plain
     stats = engine.stats()
     assert drafter.num_asked > 20
@@ -181,7 +182,34 @@ def test_tokens_are_the_same_if_the_device_draws_drafts(
     assert not padded or StepShape.drafted(4, 16) in shapes
 
 
-def test_a_draft_model_is_refused(folder: Path) -> None:
-    config = {"method": "draft_model", "model": str(folder)}
-    with pytest.raises(ConfigError, match="speculative_config.method can be draft_model only on a"):
-        engine_for(folder, speculative_config=config)
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen2")
+    make_checkpoint("qwen2", path, num_hidden_layers=1)
+    return path
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_tokens_with_a_draft_model_are_those_without(
+    folder: Path,
+    other_model: Path,
+    plain: Answers,
+    is_own: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model that drafts for itself is right, also about sampled tokens and with penalties."""
+    make_drafts_free(monkeypatch)
+    draft = folder if is_own else other_model
+    config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
+    engine = engine_for(folder, speculative_config=config, async_scheduling=True)
+    runner = engine.executor.model_runner
+    shapes = [use_shapes(each) for each in (runner.main, runner._draft)]
+    assert answers_of(engine) == plain
+    stats = engine.stats()
+    assert stats.num_draft_tokens > 40
+    if is_own:
+        assert stats.num_accepted_tokens == stats.num_draft_tokens
+    else:
+        assert stats.num_accepted_tokens < stats.num_draft_tokens / 4
+    assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} & set(shapes[0])
+    assert {StepShape.decodes(4), StepShape.mixed(4, 64)} <= set(shapes[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -123,8 +124,21 @@ class PooledStep(LaunchedStep):
         return Done(self.output)
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """The tokens of a pass of a draft model; see PendingTokens."""
+
+    token_ids: list[int]
+
+    def wait(self) -> list[int]:
+        """Return the tokens."""
+        return self.token_ids
+
+
 class CpuModelRunner:
     """Carries out steps on the calling thread."""
+
+    chains_passes = False  # the tokens of a pass are there when it returns
 
     def __init__(
         self,
@@ -160,19 +174,22 @@ class CpuModelRunner:
             return self._run(scheduled_batch)
 
     @torch.inference_mode()
-    def draw(self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None) -> list[int]:
-        """Compute a step, and return the token of each sample, without log-probabilities."""
+    def draw(self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None) -> DrawnTokens:
+        """Compute a step, and sample without log-probabilities."""
         step = self.launch(scheduled_batch)
         assert isinstance(step, ComputedStep)
         with one_torch_thread():
             if masks is not None:
                 apply_token_masks(step.logits, masks)
-            return self.sampler.sample(step.logits, step.samples)
+            return DrawnTokens(self.sampler.sample(step.logits, step.samples))
 
     @torch.inference_mode()
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks, each pair from the first to the second, in this order."""
         self._attention.copy_blocks(pairs)
+
+    def release(self, seq_ids: Sequence[int]) -> None:
+        """Do nothing: what a step needs of its sequences comes with the step."""
 
     def _run(self, scheduled_batch: ScheduledBatch) -> ComputedStep | PooledStep:
         self._pooler.release(scheduled_batch.freed_seq_ids)

@@ -21,8 +21,6 @@ from paged_backend.models.low_rank import LowRankFactory, LowRankProduct
 from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.models.states import StateFunctions, StatePool
 from paged_backend.models.step_context import StepContext
-from paged_backend.platforms.base import DraftingRunnerFactory
-from paged_backend.platforms.cpu.drafting_runner import drafting_runner
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.portable import layers, state_functions
 from paged_backend.platforms.portable.attention import TorchAttention
@@ -59,7 +57,6 @@ class TorchPlatform:
         self.layers: LayerFunctions = layers
         self.low_rank: LowRankFactory = _low_rank
         self.state_functions: StateFunctions = state_functions
-        self.drafting_runner: DraftingRunnerFactory | None = drafting_runner
         self.weight_forms = (WeightForm.W8A8_INT8,)
         self.product_experts: ProductExpertsFactory = partial(
             ProductExperts, activate=swiglu_of_rows
@@ -101,7 +98,10 @@ class TorchPlatform:
         return kind(spec, num_blocks, self.device)
 
     def kv_cache_bytes(
-        self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
+        self,
+        models: Sequence[tuple[Model, KVCacheSpec]],
+        limits: StepLimits,
+        config: EngineConfig,
     ) -> int:
         """Return `CPU_KV_CACHE_BYTES`, for an unset `kv_cache_memory_bytes`."""
         return CPU_KV_CACHE_BYTES
@@ -122,6 +122,17 @@ class TorchPlatform:
         if spec.states is not None:
             attention.states = StatePool(spec.states, self.state_functions, self.device)
         return self._make_runner(model, attention, spec, limits, config, context)
+
+    def draft_runner(
+        self,
+        model: Model,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        limits: StepLimits,
+        config: EngineConfig,
+    ) -> CpuModelRunner:
+        """Make a runner for a draft model."""
+        return self.model_runner(model, spec, num_blocks, limits, config)
 
     def _make_runner(
         self,

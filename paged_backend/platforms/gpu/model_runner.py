@@ -9,7 +9,7 @@ from the changed ones, by separate launches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from paged_backend.core.scheduled_batch import PoolSpec, PromptLogprobsSpec, ScheduledBatch
 from paged_backend.core.scheduler_output import TokenMasks
+from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
@@ -41,6 +42,8 @@ from paged_backend.values.options.scheduling import StepLimits
 
 class GpuModelRunner:
     """Owns the inputs on the device, the sampler and the graphs of one model."""
+
+    chains_passes = True  # the device replaces placeholders by the tokens that were sampled last
 
     def __init__(
         self,
@@ -106,17 +109,35 @@ class GpuModelRunner:
     @torch.inference_mode()
     def launch(self, scheduled_batch: ScheduledBatch) -> LaunchedGpuStep | LaunchedEmbeddings:
         """Launch the forward pass of a step."""
-        self._release(scheduled_batch.freed_seq_ids)
+        self.release(scheduled_batch.freed_seq_ids)
         inputs = self._inputs.update(scheduled_batch)
         batch = inputs.batch
         self._sampler.admit(inputs, scheduled_batch.scheduled)
         if scheduled_batch.block_copies:
-            self._attention.copy_blocks(scheduled_batch.block_copies)
+            self.copy_blocks(scheduled_batch.block_copies)
         shape, before_prompts = self._launch(inputs, scheduled_batch)
         if self._makes_embeddings:
             return LaunchedEmbeddings(self._pool(before_prompts, batch.pools))
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
         return LaunchedGpuStep(self._sampler, scheduled_batch, batch, shape, prompts)
+
+    @torch.inference_mode()
+    def draw(self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None) -> Arrival:
+        """Launch a step of a draft model, and the copy of its tokens to the host."""
+        items = scheduled_batch.scheduled
+        # The counts of penalties have drafts that were wrong, until the host knows all tokens.
+        self._sampler.forget_counts(
+            item.seq_id for item in items if item.token_ids[-1] != PLACEHOLDER
+        )
+        inputs = self._inputs.update(scheduled_batch)
+        self._sampler.admit(inputs, items)
+        shape, _ = self._launch(inputs, scheduled_batch)
+        return self._sampler.draw(inputs.batch, shape, masks)
+
+    @torch.inference_mode()
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy blocks, each pair from the first to the second, in this order."""
+        self._attention.copy_blocks(pairs)
 
     def warm_up(self) -> None:
         """Run each kind of step once on the null block, so that every kernel is compiled.
@@ -172,7 +193,7 @@ class GpuModelRunner:
     def _run_alone(self, batch: ScheduledBatch, masks: TokenMasks | None = None) -> None:
         """Run a step, and forget its sequences."""
         self.launch(batch).sample(masks).result()
-        self._release([item.seq_id for item in batch.scheduled])
+        self.release([item.seq_id for item in batch.scheduled])
 
     @torch.inference_mode()
     def _warm_up_cascade(self) -> None:
@@ -184,7 +205,8 @@ class GpuModelRunner:
             self._run(shape, 1)
         self._inputs.rows.release([-1])
 
-    def _release(self, seq_ids: list[int]) -> None:
+    def release(self, seq_ids: Sequence[int]) -> None:
+        """Forget sequences."""
         self._sampler.release(seq_ids)
         self._pooler.release(seq_ids)
         self._inputs.rows.release(seq_ids)
@@ -240,7 +262,9 @@ class GpuModelRunner:
     ) -> Iterator[DeviceLogprobs]:
         done = 0
         for token_ids, specs in cut_prompts(prompts):
-            part = hidden[done : done + len(token_ids)]
+            # A copy, because the last hidden states of some models are logits: a row of them may
+            # begin at an address that kernels do not read from.
+            part = hidden[done : done + len(token_ids)].clone()
             done += len(token_ids)
             logits = self._model.compute_logits(part)
             sent = self._transfer.send(np.array(token_ids, np.int32))

@@ -20,7 +20,6 @@ from paged_backend.models.low_rank import LowRankFactory
 from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.models.states import StateFunctions, StatePool
 from paged_backend.models.step_context import StepContext
-from paged_backend.platforms.base import DraftingRunnerFactory
 from paged_backend.platforms.gpu import layers, state_functions
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.device import GpuDevice
@@ -67,7 +66,6 @@ class GpuPlatform:
         self.product_experts: ProductExperts | None = None
         self.state_functions: StateFunctions = state_functions
         self.state_chunks = state_functions.chunks(dtype)
-        self.drafting_runner: DraftingRunnerFactory | None = None
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)
         self.low_rank: LowRankFactory = partial(TritonLowRank, dtype=dtype, transfer=self._transfer)
@@ -107,17 +105,21 @@ class GpuPlatform:
         return kind(spec, num_blocks, self._transfer)
 
     def kv_cache_bytes(
-        self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
+        self,
+        models: Sequence[tuple[Model, KVCacheSpec]],
+        limits: StepLimits,
+        config: EngineConfig,
     ) -> int:
         """Return the number of bytes for the KV pool.
 
         This is the fraction `gpu_memory_utilization` of the device's memory, minus all memory in
-        use (the weights, and the memory of other processes) and the memory of the largest step.
-        With CUDA graphs, the largest step counts twice, because graphs use separate memory.
+        use (the weights, and the memory of other processes) and the memory of the largest step of
+        each model. With CUDA graphs, the largest step counts twice, because graphs use separate
+        memory.
         """
         if self._gpu is None:
             return CPU_KV_CACHE_BYTES
-        peak = self._peak_of_largest_step(self._gpu, model, spec, limits)
+        peak = sum([self._peak_of_largest_step(self._gpu, *each, limits) for each in models])
         if not config.enforce_eager:
             # Graphs keep memory of their own, but no more of it than other steps need.
             peak *= 2
@@ -140,6 +142,17 @@ class GpuPlatform:
         if self._gpu is not None:
             prepare(runner, self._gpu, enforce_eager=config.enforce_eager)
         return runner
+
+    def draft_runner(
+        self,
+        model: Model,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        limits: StepLimits,
+        config: EngineConfig,
+    ) -> GpuModelRunner:
+        """Make a runner for a draft model."""
+        return self.model_runner(model, spec, num_blocks, limits, config)
 
     def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
         """Make a model runner for an encoder, which needs no kernels of this platform."""

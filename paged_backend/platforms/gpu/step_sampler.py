@@ -126,17 +126,27 @@ class StepSampler:
         # Continued decodes have neither logprobs nor changes of single tokens' logits.
         new, num_continued = batch.scheduled_samples, len(batch.continued)
         places = [num_continued + place for place in places_with_logprobs(new)]
-        adjusted = batch.samples if any(spec.params.adjusts_tokens for spec in new) else []
         index = self._transfer.send(np.array(places, np.int64)) if places else None
         untouched = None if index is None else logits.index_select(0, index)
-        if masks is not None or adjusted or self._penalized:
-            self._change_and_sample(shape, masks, adjusted)
-        arrival = self._transfer.receive(tokens)
+        arrival = self.draw(batch, shape, masks)
         if index is None or untouched is None:
             return arrival, [], None
         specs = specs_of_samples([new[place - num_continued] for place in places])
         chosen = tokens.index_select(0, index)
         return arrival, places, DeviceLogprobs(untouched, chosen, specs, self._transfer)
+
+    def draw(self, batch: InputBatch, shape: StepShape, masks: TokenMasks | None) -> Arrival:
+        """Do as `finish` does, but without logprobs; returns the tokens."""
+        is_adjusted = any(spec.params.adjusts_tokens for spec in batch.scheduled_samples)
+        adjusted = batch.samples if is_adjusted else []
+        if masks is not None or adjusted or self._penalized:
+            self._change_and_sample(shape, masks, adjusted)
+        return self._transfer.receive(self._results(shape)[1])
+
+    def forget_counts(self, seq_ids: Iterable[int]) -> None:
+        """Let the tokens of sequences with penalties be counted anew, when they are admitted."""
+        if self._penalized:
+            self._sampled.difference_update(self._penalized.intersection(seq_ids))
 
     def tokens_before_samples(self, shape: StepShape) -> Tensor:
         """Return the token before each sample of a step, [num_samples] int64."""
