@@ -11,7 +11,7 @@ arrays follow from those of the step before (:class:`ContinuedDecodes`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -170,9 +170,10 @@ class DrawnDrafts(NamedTuple):
     """What the worker's draft model has done for a step."""
 
     # The drafts that stand in place of placeholders, by seq_id; none for a sequence that the draft
-    # model could not draft for in this step.
+    # model could not draft for in this step. Those that are in flight are placeholders until the
+    # output of the step is there, and so are the passes missing that draw them.
     token_ids: Mapping[int, list[int]]
-    passes: Sequence[DraftPass]
+    passes: list[DraftPass]
 
 
 class LaunchedStep(Protocol):

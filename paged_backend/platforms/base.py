@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -50,17 +50,14 @@ class PendingTokens(Protocol):
         """Wait for the tokens: one for each sample of a step, then any others."""
         ...
 
+    @property
+    def seconds(self) -> float:
+        """Seconds that the device has taken to compute them. Wait for them first."""
+        ...
+
 
 class DraftRunner(ModelRunner, Protocol):
     """Runs a draft model, each of its passes for one token of some sequences."""
-
-    @property
-    def chains_passes(self) -> bool:
-        """Whether a pass may be drawn before the tokens of the previous one have arrived.
-
-        A placeholder then stands for the token that its sequence has sampled last.
-        """
-        ...
 
     def draw(
         self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None
@@ -79,6 +76,25 @@ class DraftRunner(ModelRunner, Protocol):
 
     def release(self, seq_ids: Sequence[int]) -> None:
         """Forget sequences that have given up their blocks."""
+        ...
+
+
+@runtime_checkable
+class ChainingRunner(DraftRunner, Protocol):
+    """Runs a draft model on a device that knows tokens before the host does.
+
+    A pass may be drawn before the tokens of the previous one have arrived. A placeholder then
+    stands for the token that its sequence has sampled last.
+    """
+
+    def give_drafts(self, main: ModelRunner, seq_ids: Sequence[int], place: int) -> None:
+        """Let the next step of the model have the tokens of the newest pass as drafts.
+
+        Args:
+            main: runs the model, on the same device.
+            seq_ids: the sequence of each token.
+            place: number of drafts before these.
+        """
         ...
 
 

@@ -13,12 +13,43 @@ from paged_backend.core.scheduler_output import (
     DraftPass,
     DrawnDrafts,
     LaunchedStep,
+    ModelRunnerOutput,
     PendingOutput,
     TokenMasks,
 )
-from paged_backend.platforms.base import DraftRunner, ModelRunner, PendingTokens
+from paged_backend.core.sequence import PLACEHOLDER
+from paged_backend.platforms.base import ChainingRunner, DraftRunner, ModelRunner, PendingTokens
 from paged_backend.platforms.drafted_slots import DraftedSlots
 from paged_backend.values.kv_cache_groups import KVCacheLayout
+
+
+class _Pass(NamedTuple):
+    """A pass of the draft model that may still be computed."""
+
+    rows: list[ScheduledSequence]
+    number: int  # drafts of each sequence before those of the pass
+    tokens: PendingTokens
+
+    def timed(self, seconds: float) -> DraftPass:
+        """Return what the costs of drafts depend on."""
+        num_tokens = sum(len(row.token_ids) for row in self.rows)
+        return DraftPass(num_tokens, sum(len(row.samples) for row in self.rows), seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedOutput:
+    """The output of a step and of the passes before it; see PendingOutput."""
+
+    pending: PendingOutput
+    passes: list[_Pass]  # in their order
+    drawn: DrawnDrafts
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the device, and complete what the draft model has drawn."""
+        for launched in self.passes:
+            _receive(launched, self.drawn)
+            self.drawn.passes.append(launched.timed(launched.tokens.seconds))
+        return self.pending.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +58,7 @@ class DraftedStep(LaunchedStep):
 
     launched: LaunchedStep
     drawn: DrawnDrafts | None
+    passes: list[_Pass]  # passes in flight
 
     def drawn_drafts(self) -> DrawnDrafts | None:
         """Return what the draft model has drawn; None if the step needed no drafts of it."""
@@ -38,14 +70,10 @@ class DraftedStep(LaunchedStep):
 
     def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
         """Sample the tokens of the step."""
-        return self.launched.sample(masks)
-
-
-class _Pass(NamedTuple):
-    """A pass of the draft model that may still be computed."""
-
-    rows: list[ScheduledSequence]
-    tokens: PendingTokens
+        pending = self.launched.sample(masks)
+        if self.drawn is None or not self.passes:
+            return pending
+        return DraftedOutput(pending, self.passes, self.drawn)
 
 
 class DraftingRunner:
@@ -56,9 +84,8 @@ class DraftingRunner:
     for it, and first all tokens that it lacks. If these are too many for one step, the sequence
     has no drafts in this step.
 
-    A device gets all passes of the draft model at once, and waits for the host only between them
-    and the step that verifies the drafts. Masks depend on the drafts before them, so each pass
-    waits for the one before it then.
+    A device that knows tokens before the host does gets all passes and the step at once. But the
+    host waits for each pass if masks, or the parameters of a sequence, depend on its tokens.
 
     Args:
         main: runs the model.
@@ -70,6 +97,7 @@ class DraftingRunner:
     def __init__(self, main: ModelRunner, draft: DraftRunner, layout: KVCacheLayout) -> None:
         self.main = main
         self._draft = draft
+        self._chaining = draft if isinstance(draft, ChainingRunner) else None
         self._slots = DraftedSlots(layout, layout.windows.index(None))
         self._num_groups = layout.num_groups
         self._max_num_tokens = layout.max_num_batched_tokens  # that the draft model computes
@@ -97,9 +125,10 @@ class DraftingRunner:
         self._note(scheduled_batch)
         waiting = {item.seq_id: item for item in scheduled_batch.scheduled if item.draws_drafts}
         if not waiting:
-            return DraftedStep(self.main.launch(scheduled_batch), None)
-        drawn = self._draw(waiting, scheduled_batch.guide)
-        return DraftedStep(self.main.launch(scheduled_batch.with_drafts(drawn.token_ids)), drawn)
+            return DraftedStep(self.main.launch(scheduled_batch), None, [])
+        drawn, passes = self._draw(waiting, scheduled_batch.guide)
+        launched = self.main.launch(scheduled_batch.with_drafts(drawn.token_ids))
+        return DraftedStep(launched, drawn, passes)
 
     def _note(self, batch: ScheduledBatch) -> None:
         """Take note of what a step changes in the blocks of sequences."""
@@ -117,25 +146,38 @@ class DraftingRunner:
 
     def _draw(
         self, waiting: Mapping[int, ScheduledSequence], guide: DraftGuide | None
-    ) -> DrawnDrafts:
-        """Return the drafts of sequences, and the passes that draw one token of each."""
-        drafts: dict[int, list[int]] = {seq_id: [] for seq_id in waiting}
-        passes: list[DraftPass] = []
-        launched: list[_Pass] = []
-        goes_ahead = self._draft.chains_passes and guide is None
-        num_passes, started_s = 0, time.perf_counter()
-        rows, masks = _masked(self._first_rows(waiting.values()), drafts, guide)
-        while rows or launched:
-            if rows:
-                launched.append(_Pass(rows, self._draft.draw(ScheduledBatch.of(rows), masks)))
-                for row in rows:
-                    self._slots.add(row.block_ids, row.start, row.start + len(row.token_ids))
-                num_passes += 1
-            if not (rows and goes_ahead):
-                passes.append(_received(launched.pop(0), drafts, started_s))
-                started_s += passes[-1].seconds
-            rows, masks = _masked(_next_rows(rows, waiting, num_passes), drafts, guide)
-        return DrawnDrafts(drafts, passes)
+    ) -> tuple[DrawnDrafts, list[_Pass]]:
+        """Launch passes that draw one token of each sequence.
+
+        Returns:
+            The drafts, and the passes in flight, without which some drafts are placeholders.
+        """
+        drawn = DrawnDrafts({seq_id: [] for seq_id in waiting}, [])
+        in_flight: list[_Pass] = []
+        waits = guide is not None or any(map(_needs_tokens, waiting.values()))
+        chaining = None if waits else self._chaining
+        number, started_s = 0, time.perf_counter()
+        rows, masks = _masked(self._first_rows(waiting.values()), drawn.token_ids, guide)
+        while rows:
+            tokens = self._draft.draw(ScheduledBatch.of(rows), masks)
+            launched = _Pass(rows, number, tokens)
+            for row in rows:
+                self._slots.add(row.block_ids, row.start, row.start + len(row.token_ids))
+            if chaining is None:
+                _receive(launched, drawn)
+                _tell_samples(launched, drawn)
+                now_s = time.perf_counter()
+                drawn.passes.append(launched.timed(now_s - started_s))
+                started_s = now_s
+            else:
+                sampled = [row.seq_id for row in rows if row.samples]
+                chaining.give_drafts(self.main, sampled, number)
+                for seq_id in sampled:
+                    drawn.token_ids[seq_id].append(PLACEHOLDER)
+                in_flight.append(launched)
+            number += 1
+            rows, masks = _masked(_next_rows(rows, waiting, number), drawn.token_ids, guide)
+        return drawn, in_flight
 
     def _first_rows(self, waiting: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
         """Return the tokens that the draft model lacks, as many as it can compute at once.
@@ -191,20 +233,23 @@ def _next_rows(
     return following
 
 
-def _received(launched: _Pass, drafts: dict[int, list[int]], started_s: float) -> DraftPass:
-    """Wait for a pass, and add its tokens to the drafts and to the texts that samples read."""
-    tokens = launched.tokens.wait()
-    drawn = iter(tokens)
+def _needs_tokens(item: ScheduledSequence) -> bool:
+    """Return True if the host reads the tokens before a sample, to change its logits."""
+    return item.samples[0].params.adjusts_tokens
+
+
+def _receive(launched: _Pass, drawn: DrawnDrafts) -> None:
+    """Wait for a pass, and set the drafts that it has drawn."""
+    sampled = [row.seq_id for row in launched.rows if row.samples]
+    for seq_id, token_id in zip(sampled, launched.tokens.wait(), strict=False):
+        drawn.token_ids[seq_id][launched.number : launched.number + 1] = [token_id]
+
+
+def _tell_samples(launched: _Pass, drawn: DrawnDrafts) -> None:
+    """Put the drafts of a pass into the texts that later samples read."""
     for row in launched.rows:
         for sample in row.samples:
-            token_id = next(drawn)
-            sample.token_ids[sample.position] = token_id  # in place, as later samples read the list
-            drafts[row.seq_id].append(token_id)
-    return DraftPass(
-        sum(len(row.token_ids) for row in launched.rows),
-        sum(len(row.samples) for row in launched.rows),
-        time.perf_counter() - started_s,
-    )
+            sample.token_ids[sample.position] = drawn.token_ids[row.seq_id][launched.number]
 
 
 def _masked(

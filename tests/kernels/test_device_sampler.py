@@ -103,9 +103,16 @@ class Sequences:
             tokens.append(token)
 
 
+def rows(number, device):
+    """Memory for the last token of each row."""
+    return torch.zeros(number, dtype=torch.int32, device=device)
+
+
 @pytest.mark.parametrize("padding", [0, 3])
 def test_tokens_equal_those_of_the_host(device, padding):
-    sampler = DeviceSampler(len(SETTINGS) + 3, VOCAB, EOS, Transfer(device, gpu_of(device)))
+    sampler = DeviceSampler(
+        rows(len(SETTINGS) + 3, device), VOCAB, EOS, Transfer(device, gpu_of(device))
+    )
     for _ in range(2):  # the second time other sequences take the rows
         sequences = Sequences(list(SETTINGS.values()), device)
         sampler.admit(sequences.rows, sequences.specs())
@@ -114,7 +121,7 @@ def test_tokens_equal_those_of_the_host(device, padding):
 
 
 def test_a_sequence_may_come_back_with_output(device):
-    sampler = DeviceSampler(4, VOCAB, EOS, transfer_to(device))
+    sampler = DeviceSampler(rows(4, device), VOCAB, EOS, transfer_to(device))
     sequences = Sequences([{"frequency_penalty": 1.0}, {"presence_penalty": 2.0}], device)
     for tokens in sequences.tokens:
         tokens += [5, 5, 9]
@@ -133,7 +140,7 @@ class CountingTransfer(Transfer):
 
 def test_newcomers_are_sent_in_one_copy(device):
     transfer = CountingTransfer(device, gpu_of(device))
-    sampler = DeviceSampler(8, VOCAB, EOS, transfer)
+    sampler = DeviceSampler(rows(8, device), VOCAB, EOS, transfer)
     settings = [{"top_k": 5 + i, "stop_token_ids": [i]} for i in range(5)]
     sequences = Sequences(settings, device)
     sampler.admit(sequences.rows, sequences.specs())

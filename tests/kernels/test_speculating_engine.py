@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -204,9 +205,13 @@ def test_tokens_with_a_draft_model_are_those_without(
     engine = engine_for(folder, speculative_config=config, async_scheduling=True)
     runner = engine.executor.model_runner
     shapes = [use_shapes(each) for each in (runner.main, runner._draft)]
+    give_drafts = Mock(side_effect=runner._draft.give_drafts)
+    monkeypatch.setattr(runner._draft, "give_drafts", give_drafts)
     assert answers_of(engine) == plain
     stats = engine.stats()
     assert stats.num_draft_tokens > 40
+    # The host knows the drafts while there are bad words.
+    assert 3 < give_drafts.call_count < stats.num_draft_tokens
     if is_own:
         assert stats.num_accepted_tokens == stats.num_draft_tokens
     else:

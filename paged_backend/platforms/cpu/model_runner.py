@@ -129,6 +129,7 @@ class DrawnTokens:
     """The tokens of a pass of a draft model; see PendingTokens."""
 
     token_ids: list[int]
+    seconds: float
 
     def wait(self) -> list[int]:
         """Return the tokens."""
@@ -137,8 +138,6 @@ class DrawnTokens:
 
 class CpuModelRunner:
     """Carries out steps on the calling thread."""
-
-    chains_passes = False  # the tokens of a pass are there when it returns
 
     def __init__(
         self,
@@ -176,12 +175,14 @@ class CpuModelRunner:
     @torch.inference_mode()
     def draw(self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None) -> DrawnTokens:
         """Compute a step, and sample without log-probabilities."""
+        started_s = time.perf_counter()
         step = self.launch(scheduled_batch)
         assert isinstance(step, ComputedStep)
         with one_torch_thread():
             if masks is not None:
                 apply_token_masks(step.logits, masks)
-            return DrawnTokens(self.sampler.sample(step.logits, step.samples))
+            token_ids = self.sampler.sample(step.logits, step.samples)
+        return DrawnTokens(token_ids, time.perf_counter() - started_s)
 
     @torch.inference_mode()
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -114,11 +114,16 @@ class GpuDevice:
 
         return replay
 
+    def record_time(self) -> torch.Event:
+        """Record when the GPU has computed all work launched so far."""
+        event: torch.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in its library
+        event.record()
+        return event
+
     def seconds(self, call: Callable[[], object]) -> float:
         """Return the seconds that the GPU takes for what `call` launches."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # untyped in its library
-        begin.record()
+        begin = self.record_time()
         call()
-        end.record()
+        end = self.record_time()
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3

@@ -10,7 +10,7 @@ from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.platforms.gpu.cuda_graphs import StepShape
 from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.step_sampler import StepSampler
-from paged_backend.platforms.gpu.transfer import Arrival
+from paged_backend.platforms.gpu.transfer import Arrival, Timer
 from paged_backend.platforms.input_batch import InputBatch
 from paged_backend.platforms.pooling import pooled_bytes
 from paged_backend.sampling.logprobs import split_by_prompt
@@ -88,6 +88,23 @@ class LaunchedGpuStep(LaunchedStep):
         return InFlightOutput(
             tokens, inputs, self.scheduled_batch, batch, places, logprobs, self.prompt_logprobs
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPass:
+    """Tokens of a draft model that the device may still compute; see PendingTokens."""
+
+    tokens: Arrival
+    timer: Timer
+
+    def wait(self) -> list[int]:
+        """Wait for the device."""
+        return self.tokens.wait()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the device has taken."""
+        return self.timer.seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,15 @@ from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.step_context import IDLE_ADAPTER, StepContext
+from paged_backend.platforms.base import ModelRunner
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape, captured_shapes
 from paged_backend.platforms.gpu.device import GpuDevice, Replay
 from paged_backend.platforms.gpu.idle_batches import IdleBatches
-from paged_backend.platforms.gpu.launched_steps import LaunchedEmbeddings, LaunchedGpuStep
+from paged_backend.platforms.gpu.launched_steps import (
+    DrawnPass,
+    LaunchedEmbeddings,
+    LaunchedGpuStep,
+)
 from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.shared_prefix import count_shared_blocks
 from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs
@@ -42,8 +47,6 @@ from paged_backend.values.options.scheduling import StepLimits
 
 class GpuModelRunner:
     """Owns the inputs on the device, the sampler and the graphs of one model."""
-
-    chains_passes = True  # the device replaces placeholders by the tokens that were sampled last
 
     def __init__(
         self,
@@ -122,8 +125,9 @@ class GpuModelRunner:
         return LaunchedGpuStep(self._sampler, scheduled_batch, batch, shape, prompts)
 
     @torch.inference_mode()
-    def draw(self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None) -> Arrival:
+    def draw(self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None) -> DrawnPass:
         """Launch a step of a draft model, and the copy of its tokens to the host."""
+        timer = self._transfer.start_timer()
         items = scheduled_batch.scheduled
         # The counts of penalties have drafts that were wrong, until the host knows all tokens.
         self._sampler.forget_counts(
@@ -132,7 +136,16 @@ class GpuModelRunner:
         inputs = self._inputs.update(scheduled_batch)
         self._sampler.admit(inputs, items)
         shape, _ = self._launch(inputs, scheduled_batch)
-        return self._sampler.draw(inputs.batch, shape, masks)
+        tokens = self._sampler.draw(inputs.batch, shape, masks)
+        timer.stop()
+        return DrawnPass(tokens, timer)
+
+    @torch.inference_mode()
+    def give_drafts(self, main: ModelRunner, seq_ids: Sequence[int], place: int) -> None:
+        """Let the next step of the model have the tokens of the newest pass as drafts."""
+        assert isinstance(main, GpuModelRunner)
+        rows = np.array([main._inputs.rows[seq_id] for seq_id in seq_ids], np.int64)
+        main._sampler.take_drafts(rows, place, self._sampler.newest_tokens(len(rows)))
 
     @torch.inference_mode()
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -35,11 +35,24 @@ class SampleRows:
 
 
 class DeviceSampler:
-    """Samples on the device. Each running sequence has a row of state; the last row is padding."""
+    """Samples on the device. Each running sequence has a row of state; the last row is padding.
+
+    Args:
+        last_tokens: [num_rows] int32, receives the token of each row that was sampled last. Those
+            of the padding row and of rows with drafts are arbitrary, and never read.
+        vocab_size: number of token ids.
+        eos_token_ids: end tokens of the model.
+        transfer: the way to the device.
+    """
 
     def __init__(
-        self, num_rows: int, vocab_size: int, eos_token_ids: frozenset[int], transfer: Transfer
+        self,
+        last_tokens: Tensor,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        transfer: Transfer,
     ) -> None:
+        num_rows = len(last_tokens)
         self._transfer = transfer
         self._edits = TokenEdits(transfer.send)
         self._vocab_size = vocab_size
@@ -80,8 +93,7 @@ class DeviceSampler:
         # earlier sequence left, which is never read. The padding row stays zero: padded samples
         # have -1 in `SampleRows.row_or_none`, so no kernel reads or changes counts for them.
         self._counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
-        # The tokens of the padding row and of rows with drafts are arbitrary, and never read.
-        self.last_tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self.last_tokens = last_tokens
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
         """Send the parameters of sequences that are sampled for the first time in these rows."""

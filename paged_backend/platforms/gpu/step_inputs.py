@@ -123,9 +123,8 @@ class DeviceInputs:
         input_ids, logits_indices = batch.input_ids, batch.needed_indices
         starts = batch.query_start_loc
         if shape.num_tokens and input_ids.min(initial=0) < 0:
-            # A placeholder stands for the token that was sampled last in its sequence's row.
-            owners = np.repeat(rows, np.diff(starts))
-            input_ids = np.where(input_ids == PLACEHOLDER, -1 - owners, input_ids)
+            places = self._places_of_placeholders(inputs)
+            input_ids = np.where(input_ids == PLACEHOLDER, -1 - places, input_ids)
         if gap:
             later = starts[num_decodes:] + np.int32(gap)
             starts = np.append(np.arange(shape.num_decodes, dtype=np.int32), later)
@@ -227,6 +226,18 @@ class DeviceInputs:
             row_or_none=part("sample_row_or_none", count),
             positions=part("sample_positions", count),
         )
+
+    def _places_of_placeholders(self, inputs: StepInputs) -> Longs:
+        """Return where the device finds each token, if it is a placeholder.
+
+        It is the token that was sampled last in the row of its sequence, or a draft of this row.
+        """
+        batch = inputs.batch
+        places = np.repeat(inputs.rows, np.diff(batch.query_start_loc))
+        for _, first, number, *_, draws_drafts in batch.ahead.tolist():
+            if draws_drafts:
+                places[first : first + number] += np.arange(number) * (self.rows.padding + 1)
+        return places
 
     def _adapter_slots(self, scheduled_batch: ScheduledBatch, batch: InputBatch) -> Ints | None:
         if self._context is None or not any(adapters := scheduled_batch.adapters):

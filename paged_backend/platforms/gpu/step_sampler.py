@@ -18,9 +18,10 @@ from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs, max_num_samples
 from paged_backend.platforms.gpu.texts import DeviceTexts
 from paged_backend.platforms.gpu.transfer import Arrival, Transfer
-from paged_backend.platforms.input_batch import InputBatch
+from paged_backend.platforms.input_batch import InputBatch, Longs
 from paged_backend.sampling.logprobs import places_with_logprobs, specs_of_samples
 from paged_backend.values.options.scheduling import StepLimits
+from paged_backend.values.options.speculation import MAX_DRAFTS
 
 
 class StepSampler:
@@ -54,8 +55,17 @@ class StepSampler:
         self._vocab_size = config.vocab_size
         self._sampled: set[int] = set()  # seq_ids of sequences with parameters on the device
         self._penalized: set[int] = set()  # the part of them with penalties or `min_tokens`
+        num_rows = limits.max_num_seqs + 1
+        # What takes the place of placeholders: the token of each row that was sampled last, then
+        # the first draft of each row, and so on.
+        self._known_tokens = torch.zeros(
+            (1 + MAX_DRAFTS) * num_rows, dtype=torch.int32, device=transfer.device
+        )
         self._sampler = DeviceSampler(
-            limits.max_num_seqs + 1, config.vocab_size, frozenset(config.eos_token_ids), transfer
+            self._known_tokens[:num_rows],
+            config.vocab_size,
+            frozenset(config.eos_token_ids),
+            transfer,
         )
         self.texts: DeviceTexts | None = None
         if max_text:
@@ -97,12 +107,28 @@ class StepSampler:
     def input_ids(self, shape: StepShape) -> Tensor:
         """Return the input tokens of a step, [num_tokens] int64.
 
-        What the last step has sampled takes the place of placeholders.
+        What the last step has sampled takes the place of placeholders, and so do the drafts of a
+        draft model.
         """
         sent = self._inputs.buffers(shape).part("input_ids", shape.num_tokens)
         input_ids = self._input_ids[: shape.num_tokens]
-        last_tokens = self._sampler.last_tokens.index_select(0, (-1 - sent).clamp_(min=0))
-        return torch.where(sent < 0, last_tokens, sent, out=input_ids)
+        known = self._known_tokens.index_select(0, (-1 - sent).clamp_(min=0))
+        return torch.where(sent < 0, known, sent, out=input_ids)
+
+    def newest_tokens(self, number: int) -> Tensor:
+        """Return the first tokens of the last step, [number] int32."""
+        return self._tokens[:number]
+
+    def take_drafts(self, rows: Longs, place: int, tokens: Tensor) -> None:
+        """Set a draft of some rows.
+
+        Args:
+            rows: [n] the rows.
+            place: number of drafts before these.
+            tokens: [n] int32, the drafts.
+        """
+        places = (1 + place) * len(self._sampler.last_tokens) + rows
+        self._known_tokens.index_copy_(0, self._transfer.send(places), tokens)
 
     def sample(self, logits: Tensor, shape: StepShape) -> None:
         """Sample from the logits of a step [num_samples, vocab_size], which no request changes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -42,6 +43,10 @@ class Transfer:
         """Allocate zeros on the host that can be copied without waiting."""
         return torch.zeros(shape, dtype=dtype, pin_memory=self._pinned)
 
+    def start_timer(self) -> Timer:
+        """Start to measure the time of what is launched from now on."""
+        return Timer(self._gpu)
+
     def record(self) -> torch.Event | None:
         """Return an event after all work launched so far; None without a GPU."""
         if self._gpu is None:
@@ -49,6 +54,33 @@ class Transfer:
         event = self._gpu.new_event()
         event.record()
         return event
+
+
+class Timer:
+    """Measures how long a device takes for what is launched until `stop`.
+
+    Args:
+        gpu: the device. None if it is a CPU, which computes during the launch.
+    """
+
+    def __init__(self, gpu: GpuDevice | None) -> None:
+        self._gpu = gpu
+        self._started_s = self._stopped_s = time.perf_counter()
+        self._events = [] if gpu is None else [gpu.record_time()]
+
+    def stop(self) -> None:
+        """End the measurement; call it once."""
+        self._stopped_s = time.perf_counter()
+        if self._gpu is not None:
+            self._events.append(self._gpu.record_time())
+
+    @property
+    def seconds(self) -> float:
+        """The time, after the device has computed everything."""
+        if not self._events:
+            return self._stopped_s - self._started_s
+        begin, end = self._events
+        return float(begin.elapsed_time(end)) / 1e3
 
 
 class Arrival:
