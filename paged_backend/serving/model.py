@@ -22,6 +22,7 @@ from paged_backend.serving.triton import (
     complete_config,
     error_response,
     new_tensors,
+    prepare_process,
     read_parameters,
     read_tensors,
     refusing_to_load,
@@ -31,7 +32,6 @@ from paged_backend.values.contract import INPUTS, OUTPUTS
 from paged_backend.values.errors import RequestRefused
 from paged_backend.values.garbage import keep_loaded, without_collections
 from paged_backend.values.log import LOG
-from paged_backend.values.server_memory import close_to_other_users
 
 if TYPE_CHECKING:
     from paged_backend.serving.requests.open_requests import IncomingRequest
@@ -53,7 +53,7 @@ class TritonPythonModel:
         self._loaded.tokenizer.prepare_chat()
 
     def _open(self, deployment: Deployment) -> None:
-        close_to_other_users()
+        prepare_process()
         self._deployment = deployment
         # vllm_backend logs each cancellation, which its clients' tests look for.
         self._cancel_level = logging.INFO if self._deployment.backend == "vllm" else logging.DEBUG

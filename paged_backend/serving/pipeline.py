@@ -25,7 +25,6 @@ from paged_backend.values.errors import ConfigError, InvalidRequest
 from paged_backend.values.request import RequestLimits
 from paged_backend.values.sampling_defaults import SamplingDefaults
 from paged_backend.values.sampling_params import SamplingParams
-from paged_backend.values.server_memory import close_to_other_users
 
 MAX_PASS_THROUGH_LENGTH = 2**26  # characters; a prompt may be among them
 _SHORT = 2**14
@@ -92,7 +91,7 @@ class Llm:
 
 def load_llm(args: Mapping[str, str]) -> Llm:
     """Find the model in the ``initialize`` of a step; an error fails the load with the reason."""
-    close_to_other_users()
+    triton.prepare_process()
     with triton.refusing_to_load():
         return Llm(args)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import re
 import sys
@@ -23,6 +24,7 @@ from paged_backend.values.errors import (
     as_exception,
 )
 from paged_backend.values.log import write_internal_error
+from paged_backend.values.server_memory import close_to_other_users
 
 # How the messages of refused requests, and of requests with a wrong field, begin.
 _REFUSALS = ("queue_full", "rate_limited", "process_lost", "draining", "engine_dead")
@@ -213,6 +215,16 @@ class TritonLogHandler(logging.Handler):
         elif record.levelno >= logging.WARNING:
             write = pb_utils.Logger.log_warn
         write(self._prefix + record.getMessage())
+
+
+def prepare_process() -> None:
+    """Prepare a process of Triton for its first request.
+
+    Other users cannot read what it shares with the server, and a crash writes its Python stack into
+    the server's log.
+    """
+    close_to_other_users()
+    faulthandler.enable()
 
 
 @contextmanager

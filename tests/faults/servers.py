@@ -163,10 +163,11 @@ def kill_engine(server: RunningServer) -> float:
     return moment
 
 
-def kill_stub(stub: psutil.Process) -> None:
-    """Kill a front end between two responses."""
+def crash_stub(stub: psutil.Process) -> None:
+    """Let a front end crash between two responses."""
     stop_between_responses(stub)
-    stub.kill()
+    stub.send_signal(signal.SIGSEGV)
+    stub.send_signal(signal.SIGCONT)
 
 
 def stop_between_responses(stub: psutil.Process) -> None:

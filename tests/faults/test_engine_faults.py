@@ -17,12 +17,12 @@ from paged_client import Client, RequestCancelled, RequestTimeout, ServerError, 
 from servers import (
     LOAD_TIMEOUT_S,
     ORPHAN_TIMEOUT_S,
+    crash_stub,
     engine_of,
     engines_in,
     engines_of,
     is_alive,
     kill_engine,
-    kill_stub,
     left_of,
     metrics,
     restarts,
@@ -184,29 +184,40 @@ def test_an_engine_that_hangs_is_found_and_replaced(server: RunningServer) -> No
     assert restarts(server) == before + 1
 
 
-def test_a_dead_front_end_takes_only_its_own_streams(server: RunningServer, tmp_path: Path) -> None:
+def test_a_dead_front_end_takes_only_its_own_streams(
+    server: RunningServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """This test is the last one of the server, because it stops it."""
+    had_a_part = only_its_own_streams_end(server, tmp_path)
+    # The server says where the front-end crashed.
+    stack = capfd.readouterr().err.partition("Segmentation fault")[2]
+    assert "requests/large_responses.py" in stack
+    assert had_a_part, "one front-end had all streams"
+
+
+def only_its_own_streams_end(server: RunningServer, tmp_path: Path) -> bool:
+    """Let a front-end crash; returns False if it had all streams, or none, of several servers."""
     if takes_only_its_own_streams(server):
-        return
+        return True
     # On a busy machine, Triton may give all requests to one of the two front-ends.
     for attempt in range(2):
         with serve_demo(tmp_path / str(attempt), instances=2) as another:
             if takes_only_its_own_streams(another):
-                return
-    pytest.fail("one front-end had all streams")
+                return True
+    return False
 
 
 LAST = test_a_dead_front_end_takes_only_its_own_streams.__name__
 
 
 def takes_only_its_own_streams(server: RunningServer) -> bool:
-    """Kill a front-end, and then the server; returns False if it had all streams, or none."""
+    """Let a front-end crash, and kill the server; returns False if it had all streams, or none."""
     asks = [greedy(i, 200) for i in range(32)]
     undisturbed = ask_all(server, asks)
     engine, before = engine_of(server), num_aborted(server)
     with Crowd(server, asks) as crowd:
         wait_for(lambda: crowd.have_tokens(20), 60)
-        kill_stub(stubs_of(server)[0])
+        crash_stub(stubs_of(server)[0])
         wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, 60)
 
         def num_others() -> int:
