@@ -20,6 +20,7 @@ from paged_backend.serving.requests.cancellation import Cancelled
 from paged_backend.serving.shared_tensors import SharedTensors
 from paged_backend.serving.triton import (
     complete_config,
+    end_process,
     error_response,
     new_tensors,
     prepare_process,
@@ -103,6 +104,7 @@ class TritonPythonModel:
             self._front_end.stop()
             self._tensors.close()
             LOG.info("Shutdown complete")
+        end_process()
 
     def _unload(self) -> None:
         """Ask the server to unload the model, once."""

@@ -80,6 +80,7 @@ class Llm:
     def leave(self) -> None:
         """End the step properly: the server removes the memory that it shares with it."""
         self._folder.leave()
+        triton.end_process()
 
     def cancel(self, call_id: str) -> None:
         """Cancel a request: its stream gets its last response."""

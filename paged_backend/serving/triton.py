@@ -227,6 +227,14 @@ def prepare_process() -> None:
     faulthandler.enable()
 
 
+def end_process() -> None:
+    """Prepare a process of Triton for its end; call it last in ``finalize``.
+
+    At least up to 24.10, Triton's part of the process crashes after that, which harms nothing.
+    """
+    faulthandler.disable()
+
+
 @contextmanager
 def refusing_to_load() -> Iterator[None]:
     """Turn an error in ``initialize`` into Triton's exception, and print the error to stderr.
