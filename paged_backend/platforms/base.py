@@ -56,8 +56,18 @@ class PendingTokens(Protocol):
         ...
 
 
-class DraftRunner(ModelRunner, Protocol):
+class DraftRunner(Protocol):
     """Runs a draft model, each of its passes for one token of some sequences."""
+
+    @property
+    def model_seconds(self) -> float | None:
+        """Seconds spent in passes so far; None if the host does not wait for them."""
+        ...
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of captured graphs."""
+        ...
 
     def draw(
         self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None

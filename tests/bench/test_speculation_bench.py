@@ -69,6 +69,18 @@ def test_idle_time_on_a_simulated_device(
     assert printed[0].endswith("idle without  idle with") and printed[1].endswith("%")
 
 
+def test_a_draft_model_on_a_simulated_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "figures.json"
+    draft_model = '{"method": "draft_model", "model": "demo"}'
+    flags = ["--traces", "random", "--concurrency", "2", "--rounds", "1"]
+    flags += ["--speculative-config", draft_model, "--simulate-device-ms", "2", "--json", str(path)]
+    assert run(*flags, "--simulate-pass-ms", "0.1", "--simulate-chance", "1") == 0
+    (figures,) = json.loads(path.read_text())["figures"]
+    assert figures["tokens_per_step"] > 1.5 and figures["accepted_share"] == 1.0
+
+
 def test_the_tokens_are_those_of_the_traces() -> None:
     from paged_backend.values.config import EngineConfig
 
@@ -86,10 +98,9 @@ def test_the_tokens_are_those_of_the_traces() -> None:
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
     assert "speculative_config is needed" in error_line(capsys.readouterr().err)
-    draft_model = '{"method": "draft_model", "model": "demo"}'
-    flags = ["--simulate-device-ms", "1", "--speculative-config"]
-    assert run(*flags, draft_model) == 2
-    assert "can only be ngram or suffix" in error_line(capsys.readouterr().err)
+    with pytest.raises(SystemExit):
+        run("--simulate-chance", "1.5", *SUFFIX)
+    assert "must be from 0 to 1, got '1.5'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run("--traces", "edit,prose", *SUFFIX)
     assert "must be of edit, json, code, random, got 'prose'" in capsys.readouterr().err

@@ -35,6 +35,19 @@ def add_parser(kinds: Subparsers) -> None:
         help="run no model: each step takes a simulated device this long, and steps are scheduled "
         "ahead as on a GPU; prints how long it is idle",
     )
+    group.add_argument(
+        "--simulate-pass-ms",
+        type=positive,
+        default=1.0,
+        help="with --simulate-device-ms and a draft model: time of a pass, which draws one token "
+        "of each sequence (default: 1)",
+    )
+    group.add_argument(
+        "--simulate-chance",
+        type=_chance,
+        default=0.8,
+        help="the same: chance that a draft is right if those before it are (default: 0.8)",
+    )
     add_turns(group)
     parser.set_defaults(run=run)
 
@@ -52,14 +65,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_simulated_device(args: argparse.Namespace, config: EngineConfig) -> int:
+    from paged_backend.tools.bench.simulated_device import SimulatedDrafts
     from paged_backend.tools.bench.simulated_speculation import (
         IDLE_HEADER,
         SimulatedSpeculationBench,
     )
 
-    bench = SimulatedSpeculationBench(config, args.simulate_device_ms / 1e3)
+    drafts = SimulatedDrafts(args.simulate_pass_ms / 1e3, args.simulate_chance)
+    bench = SimulatedSpeculationBench(config, args.simulate_device_ms / 1e3, drafts)
     figures = bench.measure(args.traces, args.concurrency, args.rounds)
     return print_turns(args, IDLE_HEADER, figures)
+
+
+def _chance(text: str) -> float:
+    chance = float(text)
+    if not 0 <= chance <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text!r}")
+    return chance
 
 
 def _traces(text: str) -> list[str]:

@@ -8,7 +8,7 @@ host's time to launch kernels is not included.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,16 +44,21 @@ class SimulatedDevice:
         self._free_s: float | None = None  # the end of the last step, on the monotonic clock
         self._processor_s = 0.0  # the thread's, when it launched a step or got tokens last
 
-    def launch(self) -> float:
-        """Start a step after those before it; returns the moment of its end."""
+    def launch(self, step_s: float | None = None) -> float:
+        """Start a step after those before it; returns the moment of its end.
+
+        Args:
+            step_s: how long it takes; by default as long as all steps.
+        """
+        step_s = self.step_s if step_s is None else step_s
         now = time.monotonic()
         if self._free_s is not None:
             idle_s = max(0.0, now - self._free_s)
             self.idle_s += idle_s
             self.host_s += min(idle_s, time.thread_time() - self._processor_s)
             now = max(now, self._free_s)
-        self.busy_s += self.step_s
-        self._free_s = now + self.step_s
+        self.busy_s += step_s
+        self._free_s = now + step_s
         self._processor_s = time.thread_time()
         return self._free_s
 
@@ -119,6 +124,7 @@ class SimulatedModelRunner:
         self._vocab_size = vocab_size
         self._answers = answers
         self.device = SimulatedDevice()
+        self._given: dict[int, list[int]] = {}  # drafts for the next step, by seq_id
         self._texts = SimulatedTexts(*limits.match_lengths)
         transfer = Transfer(torch.device("cpu"), gpu=None)
         self._inputs = DeviceInputs(
@@ -127,9 +133,24 @@ class SimulatedModelRunner:
         self._graphs = StepGraphs(captured_shapes(limits), lambda _: lambda: torch.empty(0))
 
     @property
+    def model_seconds(self) -> float | None:
+        """None: nothing is computed."""
+        return None
+
+    @property
+    def attention_backend(self) -> str:
+        """The name of the attention backend."""
+        return "none"
+
+    @property
     def num_graphs(self) -> int:
         """The number of CUDA graphs that a GPU would capture."""
         return len(self._graphs)
+
+    def take_drafts(self, seq_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Take one more draft of some sequences for the next step."""
+        for seq_id, token_id in zip(seq_ids, token_ids, strict=True):
+            self._given.setdefault(seq_id, []).append(token_id)
 
     def launch(self, scheduled_batch: ScheduledBatch) -> SimulatedStep:
         """Prepare a step, and launch it."""
@@ -139,6 +160,8 @@ class SimulatedModelRunner:
             inputs = self._inputs.update(scheduled_batch)
             self._inputs.send(inputs, self._graphs.fit(inputs.shape) or inputs.shape)
         end_s = self.device.launch()
+        scheduled_batch = scheduled_batch.with_drafts(self._given)
+        self._given = {}
         return SimulatedStep(self.device, end_s, self._kept_token_ids(inputs, scheduled_batch))
 
     def _kept_token_ids(

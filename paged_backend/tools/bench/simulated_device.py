@@ -14,12 +14,15 @@ import numpy as np
 
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import load_model_config
-from paged_backend.core.scheduler_output import DraftGuide, SchedulerOutput
+from paged_backend.core.scheduler_output import DraftGuide, LaunchedStep, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.engine.engine import Engine
 from paged_backend.executor.base import WorkerInfo
 from paged_backend.executor.messages import encode
-from paged_backend.platforms.simulated.model_runner import SimulatedModelRunner, SimulatedStep
+from paged_backend.platforms.base import ModelRunner
+from paged_backend.platforms.drafting_runner import DraftingRunner
+from paged_backend.platforms.simulated.draft_runner import SimulatedDraftRunner
+from paged_backend.platforms.simulated.model_runner import SimulatedModelRunner
 from paged_backend.tools.bench.requests import drain, greedy
 from paged_backend.values import engine_args
 from paged_backend.values.config import EngineConfig
@@ -34,6 +37,19 @@ _LATEST_START = 64
 """Steps after which the last prompt of a batch is computed."""
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedDrafts:
+    """A draft model that is not computed.
+
+    Attributes:
+        pass_s: duration of a pass, in seconds.
+        chance: the chance that a draft is right.
+    """
+
+    pass_s: float
+    chance: float
+
+
 class SimulatedExecutor:
     """An engine's executor on a simulated device; see Executor.
 
@@ -42,6 +58,7 @@ class SimulatedExecutor:
         vocab_size: vocabulary size of the model that is left out.
         max_model_len: the longest sequence.
         answers: the answers that the device gives, see `SimulatedModelRunner`.
+        drafts: the draft model; None without one. With it, there have to be answers.
     """
 
     def __init__(
@@ -50,12 +67,19 @@ class SimulatedExecutor:
         vocab_size: int,
         max_model_len: int,
         answers: Mapping[int, list[int]] | None = None,
+        drafts: SimulatedDrafts | None = None,
     ) -> None:
         limits = config.step_limits(GPU_LIMITS)
         layout = KVCacheLayout(config.block_size, limits.max_num_batched_tokens)
         runner = SimulatedModelRunner(layout, limits, max_model_len, vocab_size, answers)
         self.device = runner.device
-        self._state, self._runner = WorkerState(), runner
+        self._state = WorkerState()
+        self._runner: ModelRunner = runner
+        if drafts is not None and answers is not None:
+            drafting = SimulatedDraftRunner(
+                runner, layout, limits, max_model_len, answers, drafts.pass_s, drafts.chance
+            )
+            self._runner = DraftingRunner(runner, drafting, layout)
         self.info = WorkerInfo(
             step_limits=limits,
             max_model_len=max_model_len,
@@ -91,7 +115,7 @@ class SimulatedExecutor:
         """None: the device has no adapters."""
         return None
 
-    def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> SimulatedStep:
+    def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
         """Prepare a step, and launch it."""
         return self._runner.launch(self._state.apply(output))
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, fields
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.engine.engine import Engine
-from paged_backend.tools.bench.simulated_device import SimulatedExecutor
+from paged_backend.tools.bench.simulated_device import SimulatedDrafts, SimulatedExecutor
 from paged_backend.tools.bench.speculation import SpeculationBench, SpeculationFigures
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import option_error
 from paged_backend.values.options.speculation import DRAFT_MODEL
 
 _MAX_MODEL_LEN = 2048  # longer than any trace
@@ -49,18 +48,16 @@ class SimulatedSpeculationBench(SpeculationBench):
     Args:
         config: the engine's options; `speculative_config` says how to speculate.
         step_s: the device's time for a step, in seconds.
+        drafts: the draft model, if `speculative_config` has one.
 
     Raises:
-        ConfigError: `speculative_config` is missing or has a draft model, or an option is wrong.
+        ConfigError: `speculative_config` is missing, or an option is wrong.
     """
 
-    def __init__(self, config: EngineConfig, step_s: float) -> None:
+    def __init__(self, config: EngineConfig, step_s: float, drafts: SimulatedDrafts) -> None:
         speculation = config.speculation()
-        if speculation is not None and speculation.method == DRAFT_MODEL:
-            raise option_error(
-                "speculative_config", "can only be ngram or suffix on a simulated device"
-            )
-        self._step_s = step_s
+        has_draft_model = speculation is not None and speculation.method == DRAFT_MODEL
+        self._step_s, self._drafts = step_s, drafts if has_draft_model else None
         self._idle: dict[bool, list[float]] = {False: [], True: []}  # shares, by side
         super().__init__(config)
 
@@ -78,7 +75,8 @@ class SimulatedSpeculationBench(SpeculationBench):
     def _open(self, config: EngineConfig) -> Engine:
         vocab_size = load_model_config(resolve_model(config.model, weights=False)).vocab_size
         executor = SimulatedExecutor(
-            config, vocab_size, config.max_model_len or _MAX_MODEL_LEN, self._answers
+            *(config, vocab_size, config.max_model_len or _MAX_MODEL_LEN),
+            *(self._answers, self._drafts),
         )
         self._device = executor.device
         return Engine(config, executor)
