@@ -30,10 +30,16 @@ class DraftedSlots:
         """Return the block table that the draft model uses, from those of all groups."""
         return block_ids if self._num_groups == 1 else block_ids[self._group :: self._num_groups]
 
-    def number(self, table: list[int], num_tokens: int) -> int:
-        """Return how many of the first tokens of a sequence have keys and values."""
+    def number(self, table: list[int], num_tokens: int, num_known: int) -> int:
+        """Return how many of the first tokens of a sequence have keys and values.
+
+        Args:
+            table: the block table.
+            num_tokens: number of tokens that could have some.
+            num_known: number of first tokens that are known to have some.
+        """
         size, counts = self._block_size, self._counts
-        for place in range(-(-num_tokens // size)):
+        for place in range(num_known // size, -(-num_tokens // size)):
             count = counts.get(table[place], 0)
             if count < size:
                 return min(num_tokens, place * size + count)

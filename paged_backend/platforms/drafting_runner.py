@@ -36,6 +36,14 @@ class _Pass(NamedTuple):
         return DraftPass(num_tokens, sum(len(row.samples) for row in self.rows), seconds)
 
 
+@dataclass(slots=True)
+class _Earlier:
+    """What the last passes for a sequence have left."""
+
+    num_tokens: int  # first tokens with keys and values, which later steps do not write again
+    num_blocks: int  # first entries of its block table that the draft runner has
+
+
 @dataclass(frozen=True, slots=True)
 class DraftedOutput:
     """The output of a step and of the passes before it; see PendingOutput."""
@@ -101,8 +109,8 @@ class DraftingRunner:
         self._slots = DraftedSlots(layout, layout.windows.index(None))
         self._num_groups = layout.num_groups
         self._max_num_tokens = layout.max_num_batched_tokens  # that the draft model computes
-        # By seq_id: the number of first entries of its block table that the draft runner has.
-        self._num_sent: dict[int, int] = {}
+        self._block_size = layout.block_size
+        self._earlier: dict[int, _Earlier] = {}  # by seq_id
 
     @property
     def model_seconds(self) -> float | None:
@@ -134,14 +142,15 @@ class DraftingRunner:
         """Take note of what a step changes in the blocks of sequences."""
         self._draft.release(batch.freed_seq_ids)
         for seq_id in batch.freed_seq_ids:
-            self._num_sent.pop(seq_id, None)
+            self._earlier.pop(seq_id, None)
         if batch.block_copies:
             self._draft.copy_blocks(batch.block_copies)
             self._slots.copy(batch.block_copies)
         for item in batch.scheduled:
-            if item.seq_id in self._num_sent:
+            earlier = self._earlier.get(item.seq_id)
+            if earlier is not None:
                 first = item.first_new_block // self._num_groups
-                self._num_sent[item.seq_id] = min(self._num_sent[item.seq_id], first)
+                earlier.num_blocks = min(earlier.num_blocks, first)
         self._slots.overwrite(batch)
 
     def _draw(
@@ -189,18 +198,19 @@ class DraftingRunner:
         for item in waiting:
             table = self._slots.table(item.block_ids)
             end = item.samples[0].position
-            start = self._slots.number(table, item.start)
+            earlier = self._earlier.get(item.seq_id, _Earlier(0, 0))
+            num_known = min(earlier.num_tokens, earlier.num_blocks * self._block_size)
+            start = self._slots.number(table, item.start, num_known)
             stop = min(end, start + room)
             room -= stop - start
             if stop > start:
                 samples = item.samples[:1] if stop == end else ()
                 token_ids = item.samples[0].token_ids[start:stop]
-                first_new_block = self._num_sent.get(item.seq_id, 0)
-                self._num_sent[item.seq_id] = len(table)
+                self._earlier[item.seq_id] = _Earlier(min(stop, item.start), len(table))
                 rows.append(
                     ScheduledSequence(
                         *(item.seq_id, token_ids, start, table, samples),
-                        first_new_block=first_new_block,
+                        first_new_block=earlier.num_blocks,
                     )
                 )
         return sorted(rows, key=lambda row: len(row.token_ids) > 1)  # decodes come first
