@@ -42,12 +42,16 @@ class Drafting:
 
     def awaiting(self) -> set[int]:
         """Return the sequences that wait for tokens in flight, so that they can be drafted for."""
-        if self._drafter is None or not self._has_states_for_drafts:
+        if self._drafter is None or self._budget() == 0:
             return set()
         running = self._sequences.running.values()
-        return self._drafter.awaits(
+        awaiting = self._drafter.awaits(
             seq for seq in running if may_await_token(seq) or self.draws_ahead and may_go_ahead(seq)
         )
+        has_drafts = any(seq.num_draft_tokens > 0 for seq in running)
+        if self._config.waits_together and (awaiting or has_drafts):
+            return {seq.seq_id for seq in running if seq.num_uncomputed_tokens == 1}
+        return awaiting
 
     def drafts(self, awaiting: Set[int]) -> dict[int, Draft]:
         """Return drafts by ``seq_id``, as many as a step has room for beside all decodes.
@@ -58,7 +62,8 @@ class Drafting:
             awaiting: the sequences that wait for a token.
         """
         drafts: dict[int, Draft] = {}
-        if self._drafter is None or not self._has_states_for_drafts:
+        budget = self._budget()
+        if self._drafter is None:
             return drafts
         running = self._sequences.running.values()
         decodes = [
@@ -68,10 +73,6 @@ class Drafting:
             and (can_be_drafted(seq) or self.draws_ahead and may_go_ahead(seq))
             and seq.seq_id not in awaiting
         ]
-        room = self._config.max_num_batched_tokens - len(running)
-        budget = max(0, min(room, self._config.max_num_drafts))
-        if self._sequences.waiting or any(seq.num_uncomputed_tokens > 1 for seq in running):
-            budget //= 2
         proposed = self._drafter.propose(decodes, budget)
         for seq in decodes:
             num_useful = min(budget, max_draft_tokens(seq))
@@ -83,9 +84,16 @@ class Drafting:
                 budget -= len(draft.token_ids)
         return drafts
 
-    @property
-    def _has_states_for_drafts(self) -> bool:
-        return self._kv.states is None or self._kv.states.has_room_for_drafts
+    def _budget(self) -> int:
+        """Return the number of drafts that the step has room for."""
+        states, running = self._kv.states, self._sequences.running.values()
+        if self._drafter is None or not (states is None or states.has_room_for_drafts):
+            return 0
+        room = self._config.max_num_batched_tokens - len(running)
+        budget = max(0, min(room, self._config.max_num_drafts))
+        if self._sequences.waiting or any(seq.num_uncomputed_tokens > 1 for seq in running):
+            budget //= 2
+        return budget
 
     def take(self, step: ScheduledStep, drawn: DrawnDrafts) -> None:
         """Take the drafts of a step that the worker has drawn."""

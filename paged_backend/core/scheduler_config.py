@@ -17,4 +17,7 @@ class SchedulerConfig:
     max_num_drafts: int = 0  # drafts of a step, over all sequences
     # Whether the device draws drafts of sequences with steps in flight, where the drafter asks so.
     draws_ahead: bool = False
+    # Whether all decodes wait for steps in flight if one of them waits, or has drafts there. They
+    # would be divided among the steps in turn otherwise.
+    waits_together: bool = False
     max_loras: int = 1  # different LoRA adapters of sequences with blocks

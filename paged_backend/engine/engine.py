@@ -111,6 +111,7 @@ class Engine:
                 eos_token_ids=frozenset(info.eos_token_ids),
                 max_num_drafts=steps.max_num_drafts,
                 draws_ahead=isinstance(drafter, LookupDrafter) and drafter.draws_ahead,
+                waits_together=speculation is not None and speculation.method == DRAFT_MODEL,
                 max_loras=config.max_loras,
             ),
             KVCacheManager(

@@ -44,10 +44,10 @@ class ModelRunner(Protocol):
 
 
 class PendingTokens(Protocol):
-    """A handle to sampled tokens that may still be computed."""
+    """A handle to sampled tokens that the device may still be computing."""
 
     def wait(self) -> list[int]:
-        """Wait for the tokens: one for each sample of a step, then any others."""
+        """Wait for the tokens: one for each sample of a step, then padding."""
         ...
 
     @property

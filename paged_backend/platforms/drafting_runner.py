@@ -176,14 +176,16 @@ class DraftingRunner:
                 _receive(launched, drawn)
                 _tell_samples(launched, drawn)
                 now_s = time.perf_counter()
-                drawn.passes.append(launched.timed(now_s - started_s))
+                # The host waits for earlier steps of a device, too. Without one, it computes masks.
+                seconds = now_s - started_s if self._chaining is None else tokens.seconds
+                drawn.passes.append(launched.timed(seconds))
                 started_s = now_s
             else:
-                sampled = [row.seq_id for row in rows if row.samples]
-                chaining.give_drafts(self.main, sampled, number)
+                in_flight.append(launched)
+                if sampled := [row.seq_id for row in rows if row.samples]:
+                    chaining.give_drafts(self.main, sampled, number)
                 for seq_id in sampled:
                     drawn.token_ids[seq_id].append(PLACEHOLDER)
-                in_flight.append(launched)
             number += 1
             rows, masks = _masked(_next_rows(rows, waiting, number), drawn.token_ids, guide)
         return drawn, in_flight

@@ -48,38 +48,40 @@ class ModelDrafter(Drafter):
         self._rule = rule or PayingDrafts()
         self._chance = _PRIOR  # the same over all sequences
         self._guessed: dict[int, _Guessed] = {}  # by seq_id
+        self._rests: bool | None = None  # the rule makes no plan for this step; None: not asked yet
         # What the draft model has done for the steps in flight that have drafts.
         self._drawn: deque[DrawnDrafts] = deque()
 
     def awaits(self, sequences: Iterable[Sequence]) -> set[int]:
-        """Return all sequences that may have drafts, if any of them should have drafts now.
-
-        While steps in flight have drafts, all wait for them, so that later steps have all of them.
-        """
+        """Return all sequences that may have drafts, if any of them should have drafts now."""
         ahead = list(sequences)
+        self._settle()
         if not ahead:
             return set()
-        if not self._drawn:
-            if self._rule.is_resting():
-                return set()
-            candidates = self._candidates(ahead)
-            if not self._rule.numbers(candidates, len(ahead), self._num_tokens * len(ahead)):
-                return set()
+        if self._is_resting():
+            return set()
+        candidates = self._candidates(ahead)
+        if not self._rule.numbers(candidates, len(ahead), self._num_tokens * len(ahead)):
+            return set()
         return {seq.seq_id for seq in ahead if seq.request.speculate}
 
     def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, Draft]:
         """Return as many placeholders as the rule says."""
         decodes = list(sequences)
-        if not decodes or self._rule.is_resting():
+        is_resting, self._rests = bool(decodes) and self._is_resting(), None
+        if not decodes or is_resting:
             return {}
-        self._rule.settle(
-            [item.seq.num_known_tokens - item.place for item in self._guessed.values()]
-        )
-        self._forget()
+        self._settle()
         numbers = self._rule.numbers(self._candidates(decodes), len(decodes), budget)
         for seq_id in numbers:
             self._guessed[seq_id].num_drafted = self._guessed[seq_id].place
         return {seq_id: Draft([PLACEHOLDER] * number) for seq_id, number in numbers.items()}
+
+    def _is_resting(self) -> bool:
+        """Ask the rule, once for each step."""
+        if self._rests is None:
+            self._rests = self._rule.is_resting()
+        return self._rests
 
     def _candidates(self, decodes: list[Sequence]) -> list[Candidate]:
         """Return what the rule needs to know about the sequences that can have drafts."""
@@ -98,7 +100,7 @@ class ModelDrafter(Drafter):
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Record the duration of a step, unless it computed parts of prompts."""
         has_drafts = any(item.draft_token_ids for item in output.slices)
-        drawn = self._drawn.popleft() if has_drafts else None
+        drawn = self._drawn.popleft() if has_drafts and self._drawn else None
         if any(len(item.draft_token_ids) + 1 != item.num_tokens for item in output.slices):
             self._rule.skip()
         else:
@@ -123,8 +125,11 @@ class ModelDrafter(Drafter):
                 break
         item.place, item.drafts = known, []
 
-    def _forget(self) -> None:
-        """Forget the sequences that have ended or were preempted."""
+    def _settle(self) -> None:
+        """Tell the rule what the newest plan gave, and forget sequences that no longer run."""
+        self._rule.settle(
+            [item.seq.num_known_tokens - item.place for item in self._guessed.values()]
+        )
         guessed = self._guessed.items()
         self._guessed = {
             seq_id: item for seq_id, item in guessed if item.seq.status is SequenceStatus.RUNNING

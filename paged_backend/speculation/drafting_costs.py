@@ -74,7 +74,7 @@ class DraftingCosts:
 
         Returns:
             The seconds, or fewer if the step seems to have waited for something else; None for one
-            of the first steps of its size.
+            of the first steps of its size, and if its time is not known.
         """
         num_drafts = sum(map(len, drawn.token_ids.values()))
         num_tokens = num_sequences + num_drafts
@@ -84,6 +84,8 @@ class DraftingCosts:
         if not all([self._is_warm(*size) for size in [("verified", num_tokens), *sizes]]):
             return None
         verified_s = seconds - sum(item.seconds for item in drawn.passes)
+        if verified_s <= 0:  # the passes were counted in an earlier step, which was in flight
+            return None
         for item in drawn.passes:
             self._observe_pass(item)
         if num_drafts:

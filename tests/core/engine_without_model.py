@@ -231,6 +231,16 @@ class AheadDrafter(RandomDrafter):
         return {seq.seq_id for seq in sequences if self._random.random() < 0.2}
 
 
+class TogetherDrafter(RandomDrafter):
+    """All sequences wait for the tokens in flight, or none."""
+
+    waits_together = True
+
+    def awaits(self, sequences):
+        ids = {seq.seq_id for seq in sequences}
+        return ids if self._random.random() < 0.7 else set()
+
+
 def make_request(
     name,
     prompt,
@@ -302,6 +312,7 @@ class EngineWithoutModel:
                 frozenset({EOS}),
                 max_num_drafts=max_num_batched_tokens,
                 draws_ahead=states is None and getattr(drafter, "draws_ahead", False),
+                waits_together=getattr(drafter, "waits_together", False),
             ),
             KVCacheManager(
                 num_blocks,

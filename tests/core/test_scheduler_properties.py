@@ -13,6 +13,7 @@ from engine_without_model import (
     PrecomputedDrafter,
     RandomDrafter,
     SchedulerOfSlices,
+    TogetherDrafter,
     expected_tokens,
     make_request,
     registered_hashes,
@@ -61,6 +62,7 @@ drafters = st.one_of(
     ),
     st.integers(0, 9).map(lambda seed: lambda: RandomDrafter(seed)),
     st.integers(0, 9).map(lambda seed: lambda: AheadDrafter(seed)),
+    st.integers(0, 9).map(lambda seed: lambda: TogetherDrafter(seed)),
     # Requests with equal prompts and seeds have equal answers, which it finds.
     st.builds(
         lambda method, number, draws_ahead: (
@@ -297,6 +299,25 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none():
     assert num_steps(None) == num_steps(PrecomputedDrafter(4, 0)) == 25
     assert num_steps(PrecomputedDrafter(4, 4)) == 1 + 5  # 5 tokens each
     assert num_steps(PrecomputedDrafter(4, 1)) == 1 + 12  # 2 tokens each
+
+
+def test_decodes_with_drafts_stay_in_one_step():
+    """Also those that begin while a step with the drafts of others is in flight."""
+
+    class All(PrecomputedDrafter):
+        waits_together = True
+
+        def awaits(self, sequences):
+            return {seq.seq_id for seq in sequences}
+
+    engine = EngineWithoutModel(drafter=All(2, 1), async_scheduling=True)
+    for name in "abcd":
+        engine.add(make_request(name, [5, 6, ord(name)], max_tokens=40, ignore_eos=True))
+        for _ in range(3):
+            engine.step()
+    engine.run()
+    sizes = [len(plan.scheduled) for plan in engine.plans]
+    assert sizes.count(4) > 15 and len(sizes) < 30
 
 
 def test_a_decode_goes_on_before_the_blocks_of_wrong_drafts():

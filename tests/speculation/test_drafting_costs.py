@@ -284,6 +284,19 @@ def test_a_long_prompt_is_not_computed_twice_for_a_short_answer() -> None:
     assert drafts(40, 8) > 0 and drafts(1000, 8) == 0
 
 
+def test_sequences_that_always_go_ahead_are_forgotten_when_they_end() -> None:
+    """While there are prompts in each step, no times are measured, and nobody is drafted for."""
+    drafter = ModelDrafter(SpeculativeConfig(method="draft_model", model="m"))
+    for number in range(10):
+        request = Request(f"r{number}", [5] * PROMPT, SamplingParams())
+        seq = Sequence(number, request, 0, 0, frozenset(), PROMPT + ANSWER)
+        seq.status, seq.num_output_placeholders = SequenceStatus.RUNNING, 1
+        seq.token_ids.append(PLACEHOLDER)
+        assert drafter.awaits([seq]) == set() and drafter.propose([], 64) == {}
+        seq.status = SequenceStatus.FINISHED
+    assert len(drafter._guessed) == 1
+
+
 def test_the_plan_has_the_largest_rate() -> None:
     """Numbers of drafts for two sequences, compared with all others."""
     rng = random.Random(3)

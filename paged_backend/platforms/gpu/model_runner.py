@@ -137,8 +137,8 @@ class GpuModelRunner:
         self._sampler.admit(inputs, items)
         shape, _ = self._launch(inputs, scheduled_batch)
         tokens = self._sampler.draw(inputs.batch, shape, masks)
-        timer.stop()
-        return DrawnPass(tokens, timer)
+        timer.stop()  # before the copy: once the tokens have arrived, the time is known, too
+        return DrawnPass(self._transfer.receive(tokens), timer)
 
     @torch.inference_mode()
     def give_drafts(self, main: ModelRunner, seq_ids: Sequence[int], place: int) -> None:

@@ -154,20 +154,20 @@ class StepSampler:
         places = [num_continued + place for place in places_with_logprobs(new)]
         index = self._transfer.send(np.array(places, np.int64)) if places else None
         untouched = None if index is None else logits.index_select(0, index)
-        arrival = self.draw(batch, shape, masks)
+        arrival = self._transfer.receive(self.draw(batch, shape, masks))
         if index is None or untouched is None:
             return arrival, [], None
         specs = specs_of_samples([new[place - num_continued] for place in places])
         chosen = tokens.index_select(0, index)
         return arrival, places, DeviceLogprobs(untouched, chosen, specs, self._transfer)
 
-    def draw(self, batch: InputBatch, shape: StepShape, masks: TokenMasks | None) -> Arrival:
-        """Do as `finish` does, but without logprobs; returns the tokens."""
+    def draw(self, batch: InputBatch, shape: StepShape, masks: TokenMasks | None) -> Tensor:
+        """Do as `finish` does, but without logprobs; returns the tokens on the device."""
         is_adjusted = any(spec.params.adjusts_tokens for spec in batch.scheduled_samples)
         adjusted = batch.samples if is_adjusted else []
         if masks is not None or adjusted or self._penalized:
             self._change_and_sample(shape, masks, adjusted)
-        return self._transfer.receive(self._results(shape)[1])
+        return self._results(shape)[1]
 
     def forget_counts(self, seq_ids: Iterable[int]) -> None:
         """Let the tokens of sequences with penalties be counted anew, when they are admitted."""

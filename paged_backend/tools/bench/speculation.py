@@ -85,11 +85,13 @@ class SpeculationBench:
 
     def _open(self, config: EngineConfig) -> Engine:
         """Load the model; its steps sample the tokens of `self._answers`."""
-        engine = open_engine(config)  # refuses platforms without drafts
+        engine = open_engine(config)
         executor: Any = engine.executor
-        runner = executor.model_runner  # a CPU's
+        runner = executor.model_runner
         # Drafts of a draft model stay as they are, so that almost none of them is right.
         runner = getattr(runner, "main", runner)
+        if not hasattr(runner, "sampler"):
+            raise option_error("device", "can only be cpu here, as a GPU samples in its graphs")
         runner.sampler = _GivenTokens(executor.info.eos_token_ids, self._answers)
         return engine
 
