@@ -197,6 +197,10 @@ def _unwrap(original: Any) -> Any:
         kind = type(value)
         if kind is tl.constexpr:
             return value.value
-        return value if kind is int or kind is tl.tensor else original(value)
+        return value if kind in _NO_LISTS else original(value)
 
     return unwrap
+
+
+_NO_LISTS = frozenset([int, float, bool, str, type(None), slice, tl.tensor, tl.dtype])
+"""Types of what neither is a constant nor a list of them."""

@@ -39,7 +39,11 @@ def _other(value: Any, kind: tl.dtype) -> np.ndarray | None:
         kind: the type of the first operand's elements, one of `_NUMPY`.
     """
     if type(value) is tl.tensor:
-        return value.handle.data if value.dtype is kind else None
+        if value.dtype is kind:
+            return value.handle.data
+        if kind is tl.int64 and value.dtype is tl.int32:
+            return value.handle.data.astype(np.int64)
+        return None
     if type(value) is tl.constexpr:
         value = value.value
     if type(value) is int:
@@ -70,12 +74,28 @@ def _arithmetic(compute: Any, name: str) -> Any:
                 return _result(compute(self.handle.data, numbers), kind, self, other)
             exact = compute(self.handle.data, numbers, dtype=np.int64)
             found = exact.astype(np.int32)
-            assert (found == exact).all(), f"int32 overflow detected for operation {name}"
+            fits = not np.count_nonzero(found != exact)  # faster than all() of few numbers
+            assert fits, f"int32 overflow detected for operation {name}"
             return _result(found, kind, self, other)
 
         return operate
 
     return faster
+
+
+def _difference_from(original: Operator) -> Operator:
+    """A constant minus a tensor."""
+    subtract = _arithmetic(np.subtract, "sub")(tl.tensor.__sub__)
+
+    def operate(self: tl.tensor, other: Any) -> tl.tensor:
+        kind = self.dtype
+        known = type(other) is not tl.tensor and kind.name in _NUMPY
+        numbers = _other(other, kind) if known else None
+        if numbers is None:
+            return original(self, other)
+        return subtract(tensor_of(numbers, kind, kind), self)
+
+    return operate
 
 
 def _addition(original: Operator) -> Operator:
@@ -86,13 +106,14 @@ def _addition(original: Operator) -> Operator:
         kind = self.dtype
         if type(kind) is not tl.pointer_type:
             return of_numbers(self, other)
-        if type(other) is not tl.tensor or other.dtype.name not in _INTEGERS:
+        if type(other) is tl.tensor:
+            numbers = other.handle.data if other.dtype.name in _INTEGERS else None
+        else:
+            numbers = _other(other, tl.int32)
+        if numbers is None:
             return original(self, other)
         width = max(1, kind.element_ty.primitive_bitwidth // 8)
-        addresses = self.handle.data + width * other.handle.data.astype(np.uint64)
-        if self.type is kind and other.type is other.dtype:
-            return tensor_of(addresses, kind, kind)
-        return tensor_of(addresses, kind, block_of(kind, addresses.shape))
+        return _result(self.handle.data + width * numbers.astype(np.uint64), kind, self, other)
 
     return operate
 
@@ -112,7 +133,7 @@ def _compared(compare: Any) -> Any:
 
 
 def _logical(compute: Any) -> Any:
-    """Operations on tensors of bits; the interpreter keeps some of them as other numbers."""
+    """Operations on bits of integers, or on truths; some truths the interpreter keeps as others."""
 
     def faster(original: Operator) -> Operator:
         def operate(self: tl.tensor, other: Any) -> tl.tensor:
@@ -120,15 +141,16 @@ def _logical(compute: Any) -> Any:
                 a, b = self.handle.data, other.handle.data
                 if a.dtype == np.bool_ and b.dtype == np.bool_:
                     return _result(compute(a, b), tl.int1, self, other)
-            return original(self, other)
+            return of_integers(self, other)
 
+        of_integers = _of_integers(compute)(original)
         return operate
 
     return faster
 
 
-def _division(compute: Any) -> Any:
-    """Division of 32-bit and 64-bit integers, rounded to zero as on a GPU."""
+def _of_integers(compute: Any) -> Any:
+    """Operations on 32-bit and 64-bit integers."""
 
     def faster(original: Operator) -> Operator:
         def operate(self: tl.tensor, other: Any) -> tl.tensor:
@@ -155,18 +177,62 @@ def _ratio(original: Operator) -> Operator:
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Divide integers and round to zero, as on a GPU."""
     return (a - np.fmod(a, b)) // b
+
+
+def _converted(original: Operator) -> Operator:
+    """Conversions among integers, truths and float32."""
+
+    def convert(self: Any, dtype: Any, *others: Any, **options: Any) -> tl.tensor:
+        kind = dtype.value if type(dtype) is tl.constexpr else dtype
+        if type(self) is not tl.tensor or others or options:
+            return original(self, dtype, *others, **options)
+        if self.dtype is kind:
+            return self
+        data = self.handle.data
+        if type(kind) is not tl.dtype or kind.name not in _NUMPY or data.dtype not in _PLAIN:
+            return original(self, dtype)
+        if self.dtype.name not in _CONVERTED:
+            return original(self, dtype)
+        numbers = data.astype(_NUMPY[kind.name])
+        scalar = self.type is self.dtype
+        return tensor_of(numbers, kind, kind if scalar else block_of(kind, numbers.shape))
+
+    return convert
+
+
+_CONVERTED = {*_NUMPY, "int1", "uint32"}
+_PLAIN = {np.dtype(kind) for kind in (*_NUMPY.values(), np.bool_, np.uint32)}
+
+
+def _indexed(original: Operator) -> Operator:
+    """Blocks with more dimensions."""
+
+    def index(self: tl.tensor, slices: Any) -> tl.tensor:
+        if self.type is self.dtype or type(slices) is not tuple:
+            return original(self, slices)
+        if not all(each is None or (type(each) is slice and each == _WHOLE) for each in slices):
+            return original(self, slices)
+        numbers = self.handle.data[slices]
+        return tensor_of(numbers, self.dtype, block_of(self.dtype, numbers.shape))
+
+    return index
+
+
+_WHOLE = slice(None)
 
 
 OPERATORS: dict[str, Callable[[Operator], Operator]] = {
     "__add__": _addition,
     "__radd__": _arithmetic(np.add, "add"),
     "__sub__": _arithmetic(np.subtract, "sub"),
+    "__rsub__": _difference_from,
     "__mul__": _arithmetic(np.multiply, "mul"),
     "__rmul__": _arithmetic(np.multiply, "mul"),
     "__truediv__": _ratio,
-    "__floordiv__": _division(_quotient),
-    "__mod__": _division(np.fmod),
+    "__floordiv__": _of_integers(_quotient),
+    "__mod__": _of_integers(np.fmod),
     "__lt__": _compared(np.less),
     "__le__": _compared(np.less_equal),
     "__gt__": _compared(np.greater),
@@ -175,6 +241,10 @@ OPERATORS: dict[str, Callable[[Operator], Operator]] = {
     "__ne__": _compared(np.not_equal),
     "__and__": _logical(np.bitwise_and),
     "__or__": _logical(np.bitwise_or),
+    "__xor__": _logical(np.bitwise_xor),
+    "__rshift__": _of_integers(np.right_shift),
+    "__getitem__": _indexed,
+    "to": _converted,
 }
 
 
@@ -294,7 +364,54 @@ def _extreme(compute: Any) -> Any:
     return faster
 
 
+def _range(original: Operator) -> Operator:
+    """Consecutive integers; the interpreter has checked the first range of these bounds."""
+    checked = set()
+
+    def arange(start: Any, end: Any) -> tl.tensor:
+        bounds = tuple([v.value if type(v) is tl.constexpr else v for v in (start, end)])
+        if bounds not in checked:
+            found = original(start, end)
+            checked.add(bounds)
+            return found
+        numbers = np.arange(*bounds, dtype=np.int32)
+        return tensor_of(numbers, tl.int32, block_of(tl.int32, numbers.shape))
+
+    return arange
+
+
+def _program(original: Operator) -> Operator:
+    """The number of the program that runs."""
+
+    def program_id(axis: Any) -> tl.tensor:
+        axis = axis.value if type(axis) is tl.constexpr else axis
+        numbers = np.array([interpreter.interpreter_builder.grid_idx[axis]], np.int32)
+        return tensor_of(numbers, tl.int32, tl.int32)
+
+    return program_id
+
+
+def _full(original: Operator) -> Operator:
+    """Blocks of a constant."""
+
+    def full(shape: Any, value: Any, dtype: Any) -> tl.tensor:
+        value, kind = (v.value if type(v) is tl.constexpr else v for v in (value, dtype))
+        numbers = None
+        if type(kind) is tl.dtype and kind.name in _NUMPY and type(value) in (int, float):
+            numbers = _other(value, kind)
+        if numbers is None or type(shape) not in (list, tuple) or not shape:
+            return original(shape, value, dtype)
+        sizes = tuple([size.value if type(size) is tl.constexpr else size for size in shape])
+        block = block_of(kind, sizes)
+        return tensor_of(np.full(sizes, numbers), kind, block)
+
+    return full
+
+
 FUNCTIONS: dict[str, Callable[[Operator], Operator]] = {
+    "arange": _range,
+    "full": _full,
+    "program_id": _program,
     "load": _load,
     "store": _store,
     "where": _where,
