@@ -22,6 +22,7 @@ Operator = Callable[..., Any]
 _NUMPY = {"fp32": np.float32, "int32": np.int32, "int64": np.int64}
 """Types of elements that take the shorter way, by name; pointers have no hash."""
 _INTEGERS = {"int32", "int64"}
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @functools.cache
@@ -49,7 +50,7 @@ def _other(value: Any, kind: tl.dtype) -> np.ndarray | None:
     if type(value) is int:
         return _constant(value, kind.name) if -(2**31) <= value < 2**31 else None
     if type(value) is float and kind is tl.float32:
-        usual = value == 0 or 2**-126 <= abs(value) <= 3e38 or math.isinf(value)
+        usual = value == 0 or 2**-126 <= abs(value) <= _LARGEST or math.isinf(value)
         return _constant(value, kind.name) if usual else None
     return None
 
@@ -81,6 +82,12 @@ def _arithmetic(compute: Any, name: str) -> Any:
         return operate
 
     return faster
+
+
+def _negative(original: Operator) -> Operator:
+    """A tensor taken from 0, which for 0 is 0."""
+    difference = _difference_from(lambda tensor, _: original(tensor))
+    return lambda self: difference(self, 0)
 
 
 def _difference_from(original: Operator) -> Operator:
@@ -155,7 +162,11 @@ def _of_integers(compute: Any) -> Any:
     def faster(original: Operator) -> Operator:
         def operate(self: tl.tensor, other: Any) -> tl.tensor:
             kind = self.dtype
-            numbers = _other(other, kind) if kind.name in _INTEGERS else None
+            if kind is tl.uint32:
+                same = type(other) is tl.tensor and other.dtype is kind
+                numbers = other.handle.data if same else None
+            else:
+                numbers = _other(other, kind) if kind.name in _INTEGERS else None
             if numbers is None:
                 return original(self, other)
             return _result(compute(self.handle.data, numbers), kind, self, other)
@@ -182,28 +193,29 @@ def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _converted(original: Operator) -> Operator:
-    """Conversions among integers, truths and float32."""
+    """Conversions among integers, truths, float16 and float32, of their values or of their bits."""
 
     def convert(self: Any, dtype: Any, *others: Any, **options: Any) -> tl.tensor:
         kind = dtype.value if type(dtype) is tl.constexpr else dtype
-        if type(self) is not tl.tensor or others or options:
+        of_bits = options == {"bitcast": True}
+        if type(self) is not tl.tensor or others or (options and not of_bits):
             return original(self, dtype, *others, **options)
         if self.dtype is kind:
             return self
-        data = self.handle.data
-        if type(kind) is not tl.dtype or kind.name not in _NUMPY or data.dtype not in _PLAIN:
-            return original(self, dtype)
-        if self.dtype.name not in _CONVERTED:
-            return original(self, dtype)
-        numbers = data.astype(_NUMPY[kind.name])
+        data, wanted = self.handle.data, type(kind) is tl.dtype and _CONVERTED.get(kind.name)
+        if not wanted or data.dtype != _CONVERTED.get(self.dtype.name, np.bool_):
+            return original(self, dtype, **options)
+        if of_bits and data.itemsize != np.dtype(wanted).itemsize:
+            return original(self, dtype, **options)
+        numbers = data.view(wanted) if of_bits else data.astype(wanted)
         scalar = self.type is self.dtype
         return tensor_of(numbers, kind, kind if scalar else block_of(kind, numbers.shape))
 
     return convert
 
 
-_CONVERTED = {*_NUMPY, "int1", "uint32"}
-_PLAIN = {np.dtype(kind) for kind in (*_NUMPY.values(), np.bool_, np.uint32)}
+_CONVERTED = {**_NUMPY, "fp16": np.float16, "uint32": np.uint32}
+"""Types of elements that are converted at once, by name; truths can be converted to them."""
 
 
 def _indexed(original: Operator) -> Operator:
@@ -243,6 +255,7 @@ OPERATORS: dict[str, Callable[[Operator], Operator]] = {
     "__or__": _logical(np.bitwise_or),
     "__xor__": _logical(np.bitwise_xor),
     "__rshift__": _of_integers(np.right_shift),
+    "__neg__": _negative,
     "__getitem__": _indexed,
     "to": _converted,
 }

@@ -240,6 +240,35 @@ def _programs_kernel(before_ptr, out_ptr, sums_ptr, N: tl.constexpr):
         tl.store(sums_ptr + at, a.to(tl.int64) * 2147483647 + a)
 
 
+@triton.jit
+def _bits_kernel(ptr, out_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    x = tl.load(ptr + at)
+    bits = x.to(tl.int32, bitcast=True).to(tl.uint32)
+    tl.store(out_ptr + at, (bits ^ (bits >> 1)).to(tl.int32))
+    tl.store(out_ptr + N + at, (-x).to(tl.int32, bitcast=True))
+    half = x.to(tl.float16)
+    tl.store(out_ptr + 2 * N + at, half.to(tl.int16, bitcast=True))
+    tl.store(out_ptr + 3 * N + at, half.to(tl.float32).to(tl.int32, bitcast=True))
+    tl.store(out_ptr + 4 * N + at, tl.minimum(x, 3.4028234663852886e38).to(tl.int32, bitcast=True))
+
+
+def test_bits_of_numbers() -> None:
+    """Zero minus zero is zero, and not its negative; float16 rounds, and has no large numbers."""
+    x = torch.tensor([0.1, -3.0, 0.0, float("inf")])
+    out = torch.zeros(5, 4, dtype=torch.int32)
+    _bits_kernel[(1,)](x, out, 4)
+    bits = x.view(torch.int32).tolist()
+    half = x.half()
+    gray = [(number % 2**32) ^ ((number % 2**32) >> 1) for number in bits]
+    assert [number % 2**32 for number in out[0].tolist()] == gray
+    assert torch.equal(out[1], (0 - x).view(torch.int32))
+    assert out[2].tolist() == half.view(torch.int16).tolist()
+    assert torch.equal(out[3], half.float().view(torch.int32))
+    largest = torch.finfo(torch.float32).max
+    assert torch.equal(out[4], x.clamp(max=largest).view(torch.int32))
+
+
 def test_programs_and_conversions() -> None:
     """Integers of 64 bits hold what those of 32 do not; conversions round to zero."""
     a = [7, -7, 3, -9]
