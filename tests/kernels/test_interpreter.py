@@ -322,3 +322,13 @@ def test_a_constant_block_that_a_gpu_does_not_take_is_refused() -> None:
     for _ in range(2):
         with pytest.raises(InterpreterError, match="power of 2"):
             _block_kernel[(1,)](torch.zeros(1, dtype=torch.int32), 3)
+
+
+@triton.jit
+def _fourth_axis_kernel(ptr):
+    tl.store(ptr, tl.program_id(-1))
+
+
+def test_there_are_three_axes_of_programs() -> None:
+    with pytest.raises(InterpreterError, match="must be 0, 1, or 2"):
+        _fourth_axis_kernel[(1,)](torch.zeros(1, dtype=torch.int32))
