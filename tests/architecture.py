@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 PACKAGES = {
     "paged_backend": "paged_backend",
@@ -112,10 +114,31 @@ Imports = dict[str, set[str]]
 """For each module, the full names of all modules that it imports."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the rules ask of a module; its syntax tree has hundred times as many objects."""
+
+    docstring: str
+    imports: list[tuple[str, str]]  # the modules, and what is imported from them
+    decisions: list[int]  # lines that ask which device there is
+    uses_of_torch_cuda: list[int]  # lines
+
+
 @functools.cache
-def _tree(text: str) -> ast.Module:
-    """Return a module's syntax tree, which the rules read again and again."""
-    return ast.parse(text)
+def _facts(text: str) -> _Facts:
+    """Read a module, which the rules ask again and again, once."""
+    tree = ast.parse(text)
+    facts = _Facts(ast.get_docstring(tree) or "", [], [], [])
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            facts.imports.extend(_imports_of(node))
+        if _is_decision(node):
+            facts.decisions.append(node.lineno)
+        if _names_torch_cuda(node):
+            facts.uses_of_torch_cuda.append(node.lineno)
+    facts.decisions.sort()
+    facts.uses_of_torch_cuda.sort()
+    return facts
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -136,21 +159,16 @@ def imports(root: Path) -> Imports:
 
 
 def _imported(text: str, known: dict[str, Path]) -> Iterator[str]:
-    for module, name in _statements(text):
+    for module, name in _facts(text).imports:
         submodule = f"{module}.{name}"
         yield submodule if name and submodule in known else module
 
 
-@functools.cache
-def _statements(text: str) -> list[tuple[str, str]]:
-    """Return the modules that a module imports, and what it imports from them."""
-    found = []
-    for node in ast.walk(_tree(text)):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            found += [(node.module, alias.name) for alias in node.names]
-    return found
+def _imports_of(node: ast.Import | ast.ImportFrom) -> list[tuple[str, str]]:
+    """Return the modules that a statement imports, and what it imports from them."""
+    if isinstance(node, ast.Import):
+        return [(alias.name, "") for alias in node.names]
+    return [] if node.module is None else [(node.module, alias.name) for alias in node.names]
 
 
 def cycles(root: Path) -> list[str]:
@@ -199,8 +217,7 @@ def missing_nameplates(root: Path) -> list[str]:
     found = []
     for name, path in modules(root).items():
         if path.name == "__init__.py":
-            text = ast.get_docstring(_tree(path.read_text())) or ""
-            if len(text.split()) < MIN_NAMEPLATE_WORDS:
+            if len(_facts(path.read_text()).docstring.split()) < MIN_NAMEPLATE_WORDS:
                 found.append(f"{name} has no docstring of {MIN_NAMEPLATE_WORDS} words")
     return found
 
@@ -268,58 +285,42 @@ def _may_use(package: str, room: str | None, other: str) -> bool:
 
 def device_decisions(root: Path) -> list[str]:
     """Code of paged_backend that asks which device there is, outside of the two places for it."""
-    return _lines_of_others(root, {SELECT, DEVICE}, _decisions)
+    return _lines_of_others(root, {SELECT, DEVICE}, lambda facts: facts.decisions)
 
 
 def uses_of_torch_cuda(root: Path) -> list[str]:
     """Code of paged_backend outside of `platforms/gpu/device.py` that names `torch.cuda`."""
-    return _lines_of_others(root, {DEVICE}, _names_of_torch_cuda)
+    return _lines_of_others(root, {DEVICE}, lambda facts: facts.uses_of_torch_cuda)
 
 
 def _lines_of_others(
-    root: Path, exempt: set[str], find_lines: Callable[[ast.AST], Iterator[int]]
+    root: Path, exempt: set[str], lines_of: Callable[[_Facts], list[int]]
 ) -> list[str]:
     """The lines that are found in modules of paged_backend, except in those that are exempt."""
     found = []
     for name, path in modules(root).items():
         if name.split(".")[0] == "paged_backend" and name not in exempt:
-            lines = _sorted_lines(find_lines, path.read_text())
-            found += [f"{name}, line {line}" for line in lines]
+            found += [f"{name}, line {line}" for line in lines_of(_facts(path.read_text()))]
     return found
 
 
-@functools.cache
-def _sorted_lines(find_lines: Callable[[ast.AST], Iterator[int]], text: str) -> list[int]:
-    return sorted(find_lines(_tree(text)))
+def _is_decision(node: ast.AST) -> TypeGuard[ast.expr]:
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        return any(isinstance(side, ast.Attribute) and side.attr == "type" for side in sides)
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("is_cuda", "is_available")
+    return isinstance(node, ast.Constant) and node.value == "TRITON_INTERPRET"
 
 
-def _decisions(tree: ast.AST) -> Iterator[int]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-            if any(isinstance(side, ast.Attribute) and side.attr == "type" for side in sides):
-                yield node.lineno
-        elif isinstance(node, ast.Attribute) and node.attr in ("is_cuda", "is_available"):
-            yield node.lineno
-        elif isinstance(node, ast.Constant) and node.value == "TRITON_INTERPRET":
-            yield node.lineno
-
-
-def _names_of_torch_cuda(tree: ast.AST) -> Iterator[int]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            if (
-                node.attr == "cuda"
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "torch"
-            ):
-                yield node.lineno
-        elif isinstance(node, ast.Import):
-            if any(alias.name.startswith("torch.cuda") for alias in node.names):
-                yield node.lineno
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            if any(f"{node.module}.{name.name}".startswith("torch.cuda") for name in node.names):
-                yield node.lineno
+def _names_torch_cuda(node: ast.AST) -> TypeGuard[ast.expr | ast.stmt]:
+    if isinstance(node, ast.Attribute):
+        owner = node.value
+        return node.attr == "cuda" and isinstance(owner, ast.Name) and owner.id == "torch"
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        names = [".".join(filter(None, pair)) for pair in _imports_of(node)]
+        return any(name.startswith("torch.cuda") for name in names)
+    return False
 
 
 def _room(name: str) -> str | None:

@@ -37,10 +37,14 @@ class Bounds:
             AssertionError: a number is not.
         """
         if mask is not None:
-            addresses = addresses[mask.astype(bool)]
+            addresses = addresses[mask if mask.dtype == np.bool_ else mask.astype(bool)]
         if not addresses.size:
             return
-        first, last = int(addresses.min()), int(addresses.max()) + size
+        if addresses.size == 1:
+            first = addresses.item()
+            last = first + size
+        else:
+            first, last = int(addresses.min()), int(addresses.max()) + size
         if any(begin <= first and last <= end for begin, end in self._pieces):
             return
         found = np.zeros(addresses.shape, bool)

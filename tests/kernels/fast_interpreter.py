@@ -29,6 +29,7 @@ def accelerate() -> None:
     for name, faster in (
         ("binary_op_type_checking_impl", _type_checking),
         ("broadcast_impl_value", _broadcast),
+        ("to_tensor", _to_tensor),
         ("cast", _cast),
     ):
         setattr(TritonSemantic, name, faster(getattr(TritonSemantic, name)))
@@ -151,11 +152,15 @@ def _type_checking(original: Any) -> Any:
     def check(self: Any, lhs: Any, rhs: Any, *options: Any, **more: Any) -> Any:
         if type(lhs) is tl.tensor and type(rhs) is tl.tensor:
             kind = lhs.dtype
-            if kind is rhs.dtype and (kind is tl.float32 or kind is tl.int32 or kind is tl.int64):
+            if kind is rhs.dtype and type(kind) is tl.dtype and kind.name in _KEPT:
                 return self.broadcast_impl_value(lhs, rhs)
         return original(self, lhs, rhs, *options, **more)
 
     return check
+
+
+_KEPT = frozenset(["fp32", "int32", "int64", "uint32"])
+"""Names of the types of which two tensors are not converted."""
 
 
 def _broadcast(original: Any) -> Any:
@@ -165,6 +170,15 @@ def _broadcast(original: Any) -> Any:
         return (lhs, rhs) if lhs.shape is rhs.shape else original(self, lhs, rhs)
 
     return broadcast
+
+
+def _to_tensor(original: Any) -> Any:
+    """Return a tensor as it is; the interpreter asks at each assignment."""
+
+    def convert(self: Any, value: Any, check_type: bool = True) -> Any:
+        return value if type(value) is tl.tensor else original(self, value, check_type)
+
+    return convert
 
 
 def _cast(original: Any) -> Any:
@@ -197,6 +211,10 @@ def _unwrap(original: Any) -> Any:
         kind = type(value)
         if kind is tl.constexpr:
             return value.value
-        return value if kind is int or kind is tl.tensor else original(value)
+        return value if kind in _NO_LISTS else original(value)
 
     return unwrap
+
+
+_NO_LISTS = frozenset([int, float, bool, str, type(None), slice, tl.tensor, tl.dtype])
+"""Types of what neither is a constant nor a list of them."""

@@ -22,6 +22,7 @@ Operator = Callable[..., Any]
 _NUMPY = {"fp32": np.float32, "int32": np.int32, "int64": np.int64}
 """Types of elements that take the shorter way, by name; pointers have no hash."""
 _INTEGERS = {"int32", "int64"}
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @functools.cache
@@ -39,13 +40,17 @@ def _other(value: Any, kind: tl.dtype) -> np.ndarray | None:
         kind: the type of the first operand's elements, one of `_NUMPY`.
     """
     if type(value) is tl.tensor:
-        return value.handle.data if value.dtype is kind else None
+        if value.dtype is kind:
+            return value.handle.data
+        if kind is tl.int64 and value.dtype is tl.int32:
+            return value.handle.data.astype(np.int64)
+        return None
     if type(value) is tl.constexpr:
         value = value.value
     if type(value) is int:
         return _constant(value, kind.name) if -(2**31) <= value < 2**31 else None
     if type(value) is float and kind is tl.float32:
-        usual = value == 0 or 2**-126 <= abs(value) <= 3e38 or math.isinf(value)
+        usual = value == 0 or 2**-126 <= abs(value) <= _LARGEST or math.isinf(value)
         return _constant(value, kind.name) if usual else None
     return None
 
@@ -70,12 +75,34 @@ def _arithmetic(compute: Any, name: str) -> Any:
                 return _result(compute(self.handle.data, numbers), kind, self, other)
             exact = compute(self.handle.data, numbers, dtype=np.int64)
             found = exact.astype(np.int32)
-            assert (found == exact).all(), f"int32 overflow detected for operation {name}"
+            fits = not np.count_nonzero(found != exact)  # faster than all() of few numbers
+            assert fits, f"int32 overflow detected for operation {name}"
             return _result(found, kind, self, other)
 
         return operate
 
     return faster
+
+
+def _negative(original: Operator) -> Operator:
+    """A tensor taken from 0, which for 0 is 0."""
+    difference = _difference_from(lambda tensor, _: original(tensor))
+    return lambda self: difference(self, 0)
+
+
+def _difference_from(original: Operator) -> Operator:
+    """A constant minus a tensor."""
+    subtract = _arithmetic(np.subtract, "sub")(tl.tensor.__sub__)
+
+    def operate(self: tl.tensor, other: Any) -> tl.tensor:
+        kind = self.dtype
+        known = type(other) is not tl.tensor and kind.name in _NUMPY
+        numbers = _other(other, kind) if known else None
+        if numbers is None:
+            return original(self, other)
+        return subtract(tensor_of(numbers, kind, kind), self)
+
+    return operate
 
 
 def _addition(original: Operator) -> Operator:
@@ -86,13 +113,14 @@ def _addition(original: Operator) -> Operator:
         kind = self.dtype
         if type(kind) is not tl.pointer_type:
             return of_numbers(self, other)
-        if type(other) is not tl.tensor or other.dtype.name not in _INTEGERS:
+        if type(other) is tl.tensor:
+            numbers = other.handle.data if other.dtype.name in _INTEGERS else None
+        else:
+            numbers = _other(other, tl.int32)
+        if numbers is None:
             return original(self, other)
         width = max(1, kind.element_ty.primitive_bitwidth // 8)
-        addresses = self.handle.data + width * other.handle.data.astype(np.uint64)
-        if self.type is kind and other.type is other.dtype:
-            return tensor_of(addresses, kind, kind)
-        return tensor_of(addresses, kind, block_of(kind, addresses.shape))
+        return _result(self.handle.data + width * numbers.astype(np.uint64), kind, self, other)
 
     return operate
 
@@ -112,7 +140,7 @@ def _compared(compare: Any) -> Any:
 
 
 def _logical(compute: Any) -> Any:
-    """Operations on tensors of bits; the interpreter keeps some of them as other numbers."""
+    """Operations on bits of integers, or on truths; some truths the interpreter keeps as others."""
 
     def faster(original: Operator) -> Operator:
         def operate(self: tl.tensor, other: Any) -> tl.tensor:
@@ -120,20 +148,25 @@ def _logical(compute: Any) -> Any:
                 a, b = self.handle.data, other.handle.data
                 if a.dtype == np.bool_ and b.dtype == np.bool_:
                     return _result(compute(a, b), tl.int1, self, other)
-            return original(self, other)
+            return of_integers(self, other)
 
+        of_integers = _of_integers(compute)(original)
         return operate
 
     return faster
 
 
-def _division(compute: Any) -> Any:
-    """Division of 32-bit and 64-bit integers, rounded to zero as on a GPU."""
+def _of_integers(compute: Any) -> Any:
+    """Operations on 32-bit and 64-bit integers."""
 
     def faster(original: Operator) -> Operator:
         def operate(self: tl.tensor, other: Any) -> tl.tensor:
             kind = self.dtype
-            numbers = _other(other, kind) if kind.name in _INTEGERS else None
+            if kind is tl.uint32:
+                same = type(other) is tl.tensor and other.dtype is kind
+                numbers = other.handle.data if same else None
+            else:
+                numbers = _other(other, kind) if kind.name in _INTEGERS else None
             if numbers is None:
                 return original(self, other)
             return _result(compute(self.handle.data, numbers), kind, self, other)
@@ -155,18 +188,63 @@ def _ratio(original: Operator) -> Operator:
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Divide integers and round to zero, as on a GPU."""
     return (a - np.fmod(a, b)) // b
+
+
+def _converted(original: Operator) -> Operator:
+    """Conversions among integers, truths, float16 and float32, of their values or of their bits."""
+
+    def convert(self: Any, dtype: Any, *others: Any, **options: Any) -> tl.tensor:
+        kind = dtype.value if type(dtype) is tl.constexpr else dtype
+        of_bits = options == {"bitcast": True}
+        if type(self) is not tl.tensor or others or (options and not of_bits):
+            return original(self, dtype, *others, **options)
+        if self.dtype is kind:
+            return self
+        data, wanted = self.handle.data, type(kind) is tl.dtype and _CONVERTED.get(kind.name)
+        if not wanted or data.dtype != _CONVERTED.get(self.dtype.name, np.bool_):
+            return original(self, dtype, **options)
+        if of_bits and data.itemsize != np.dtype(wanted).itemsize:
+            return original(self, dtype, **options)
+        numbers = data.view(wanted) if of_bits else data.astype(wanted)
+        scalar = self.type is self.dtype
+        return tensor_of(numbers, kind, kind if scalar else block_of(kind, numbers.shape))
+
+    return convert
+
+
+_CONVERTED = {**_NUMPY, "fp16": np.float16, "uint32": np.uint32}
+"""Types of elements that are converted at once, by name; truths can be converted to them."""
+
+
+def _indexed(original: Operator) -> Operator:
+    """Blocks with more dimensions."""
+
+    def index(self: tl.tensor, slices: Any) -> tl.tensor:
+        if self.type is self.dtype or type(slices) is not tuple:
+            return original(self, slices)
+        if not all(each is None or (type(each) is slice and each == _WHOLE) for each in slices):
+            return original(self, slices)
+        numbers = self.handle.data[slices]
+        return tensor_of(numbers, self.dtype, block_of(self.dtype, numbers.shape))
+
+    return index
+
+
+_WHOLE = slice(None)
 
 
 OPERATORS: dict[str, Callable[[Operator], Operator]] = {
     "__add__": _addition,
     "__radd__": _arithmetic(np.add, "add"),
     "__sub__": _arithmetic(np.subtract, "sub"),
+    "__rsub__": _difference_from,
     "__mul__": _arithmetic(np.multiply, "mul"),
     "__rmul__": _arithmetic(np.multiply, "mul"),
     "__truediv__": _ratio,
-    "__floordiv__": _division(_quotient),
-    "__mod__": _division(np.fmod),
+    "__floordiv__": _of_integers(_quotient),
+    "__mod__": _of_integers(np.fmod),
     "__lt__": _compared(np.less),
     "__le__": _compared(np.less_equal),
     "__gt__": _compared(np.greater),
@@ -175,6 +253,11 @@ OPERATORS: dict[str, Callable[[Operator], Operator]] = {
     "__ne__": _compared(np.not_equal),
     "__and__": _logical(np.bitwise_and),
     "__or__": _logical(np.bitwise_or),
+    "__xor__": _logical(np.bitwise_xor),
+    "__rshift__": _of_integers(np.right_shift),
+    "__neg__": _negative,
+    "__getitem__": _indexed,
+    "to": _converted,
 }
 
 
@@ -294,7 +377,56 @@ def _extreme(compute: Any) -> Any:
     return faster
 
 
+def _range(original: Operator) -> Operator:
+    """Consecutive integers; the interpreter has checked the first range of these bounds."""
+    checked = set()
+
+    def arange(start: Any, end: Any) -> tl.tensor:
+        bounds = tuple([v.value if type(v) is tl.constexpr else v for v in (start, end)])
+        if bounds not in checked:
+            found = original(start, end)
+            checked.add(bounds)
+            return found
+        numbers = np.arange(*bounds, dtype=np.int32)
+        return tensor_of(numbers, tl.int32, block_of(tl.int32, numbers.shape))
+
+    return arange
+
+
+def _program(original: Operator) -> Operator:
+    """The number of the program that runs."""
+
+    def program_id(axis: Any) -> tl.tensor:
+        axis = axis.value if type(axis) is tl.constexpr else axis
+        if axis not in (0, 1, 2):
+            return original(axis)
+        numbers = np.array([interpreter.interpreter_builder.grid_idx[axis]], np.int32)
+        return tensor_of(numbers, tl.int32, tl.int32)
+
+    return program_id
+
+
+def _full(original: Operator) -> Operator:
+    """Blocks of a constant."""
+
+    def full(shape: Any, value: Any, dtype: Any) -> tl.tensor:
+        value, kind = (v.value if type(v) is tl.constexpr else v for v in (value, dtype))
+        numbers = None
+        if type(kind) is tl.dtype and kind.name in _NUMPY and type(value) in (int, float):
+            numbers = _other(value, kind)
+        if numbers is None or type(shape) not in (list, tuple) or not shape:
+            return original(shape, value, dtype)
+        sizes = tuple([size.value if type(size) is tl.constexpr else size for size in shape])
+        block = block_of(kind, sizes)
+        return tensor_of(np.full(sizes, numbers), kind, block)
+
+    return full
+
+
 FUNCTIONS: dict[str, Callable[[Operator], Operator]] = {
+    "arange": _range,
+    "full": _full,
+    "program_id": _program,
     "load": _load,
     "store": _store,
     "where": _where,

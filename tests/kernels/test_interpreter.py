@@ -221,3 +221,114 @@ def test_a_constant_that_overflows_is_found(value: int, overflows: bool) -> None
 def _integers_kernel_of_sum(ptr):
     at = tl.arange(0, 4)
     tl.store(ptr + at, tl.load(ptr + at) + 5)
+
+
+@triton.jit
+def _programs_kernel(before_ptr, out_ptr, sums_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    program = tl.program_id(1)
+    a = tl.load(before_ptr + 1 + at)
+    out_ptr += program * (6 * N)
+    tl.store(out_ptr + at, 10 - a)
+    tl.store(out_ptr + N + at, (a ^ 5) + (a & 6) - (a | program))
+    tl.store(out_ptr + 2 * N + at, a >> 1)
+    tl.store(out_ptr + 3 * N + at, tl.full([N], 7, tl.int32) + program)
+    tl.store(out_ptr + 4 * N + at, ((a > 0).to(tl.float32) + a.to(tl.float32) * 0.75).to(tl.int32))
+    column = tl.full([N], 0.5, tl.float32)[:, None] * a.to(tl.float32)[None, :]
+    tl.store(out_ptr + 5 * N + at, tl.sum(column, 0).to(tl.int32))
+    if program == 1:
+        tl.store(sums_ptr + at, a.to(tl.int64) * 2147483647 + a)
+
+
+@triton.jit
+def _bits_kernel(ptr, out_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    x = tl.load(ptr + at)
+    bits = x.to(tl.int32, bitcast=True).to(tl.uint32)
+    tl.store(out_ptr + at, (bits ^ (bits >> 1)).to(tl.int32))
+    tl.store(out_ptr + N + at, (-x).to(tl.int32, bitcast=True))
+    half = x.to(tl.float16)
+    tl.store(out_ptr + 2 * N + at, half.to(tl.int16, bitcast=True))
+    tl.store(out_ptr + 3 * N + at, half.to(tl.float32).to(tl.int32, bitcast=True))
+    tl.store(out_ptr + 4 * N + at, tl.minimum(x, 3.4028234663852886e38).to(tl.int32, bitcast=True))
+
+
+def test_bits_of_numbers() -> None:
+    """Zero minus zero is zero, and not its negative; float16 rounds, and has no large numbers."""
+    x = torch.tensor([0.1, -3.0, 0.0, float("inf")])
+    out = torch.zeros(5, 4, dtype=torch.int32)
+    _bits_kernel[(1,)](x, out, 4)
+    bits = x.view(torch.int32).tolist()
+    half = x.half()
+    gray = [(number % 2**32) ^ ((number % 2**32) >> 1) for number in bits]
+    assert [number % 2**32 for number in out[0].tolist()] == gray
+    assert torch.equal(out[1], (0 - x).view(torch.int32))
+    assert out[2].tolist() == half.view(torch.int16).tolist()
+    assert torch.equal(out[3], half.float().view(torch.int32))
+    largest = torch.finfo(torch.float32).max
+    assert torch.equal(out[4], x.clamp(max=largest).view(torch.int32))
+
+
+def test_programs_and_conversions() -> None:
+    """Integers of 64 bits hold what those of 32 do not; conversions round to zero."""
+    a = [7, -7, 3, -9]
+    out, sums = torch.full((2, 6, 4), 99, dtype=torch.int32), torch.empty(4, dtype=torch.int64)
+    _programs_kernel[(1, 2)](torch.tensor([50, *a], dtype=torch.int32), out, sums, 4)
+    assert out.tolist() == [
+        [
+            [10 - x for x in a],
+            [(x ^ 5) + (x & 6) - (x | program) for x in a],
+            [x >> 1 for x in a],
+            [7 + program] * 4,
+            [int((x > 0) + x * 0.75) for x in a],
+            [int(x * 2.0) for x in a],
+        ]
+        for program in (0, 1)
+    ]
+    assert sums.tolist() == [x * 2**31 for x in a]
+
+
+@triton.jit
+def _difference_kernel(ptr):
+    tl.store(ptr, 2147483647 - tl.load(ptr))
+
+
+def test_a_difference_from_a_constant_that_overflows_is_found() -> None:
+    given = torch.zeros(1, dtype=torch.int32)
+    _difference_kernel[(1,)](given)
+    assert given.tolist() == [2**31 - 1]
+    given[0] = -1
+    with pytest.raises(InterpreterError, match="int32 overflow detected for operation sub"):
+        _difference_kernel[(1,)](given)
+
+
+def test_a_range_that_a_gpu_does_not_take_is_refused() -> None:
+    for _ in range(2):  # a range that was refused is not remembered
+        with pytest.raises(InterpreterError, match="power of 2"):
+            _range_kernel[(1,)](torch.zeros(3, dtype=torch.int32), 3)
+
+
+@triton.jit
+def _range_kernel(ptr, N: tl.constexpr):
+    tl.store(ptr + tl.arange(0, N), 0)
+
+
+@triton.jit
+def _block_kernel(ptr, N: tl.constexpr):
+    tl.store(ptr, tl.sum(tl.full([N], 1, tl.int32), 0))
+
+
+def test_a_constant_block_that_a_gpu_does_not_take_is_refused() -> None:
+    for _ in range(2):
+        with pytest.raises(InterpreterError, match="power of 2"):
+            _block_kernel[(1,)](torch.zeros(1, dtype=torch.int32), 3)
+
+
+@triton.jit
+def _fourth_axis_kernel(ptr):
+    tl.store(ptr, tl.program_id(-1))
+
+
+def test_there_are_three_axes_of_programs() -> None:
+    with pytest.raises(InterpreterError, match="must be 0, 1, or 2"):
+        _fourth_axis_kernel[(1,)](torch.zeros(1, dtype=torch.int32))

@@ -275,14 +275,14 @@ def wait_for_tokens(server, count):
 def test_what_is_killed_has_saved_the_runs_before(targets, tmp_path):
     path = tmp_path / "run.json"
     argv = command("sweep", targets.server.running.grpc_url, "triton", path)
-    argv += ["--num-prompts", "64", "--min-gain", "0"]
+    argv += ["--num-prompts", "16", "--min-gain", "0"]
     with started(argv) as run:
         deadline = time.monotonic() + 120
         while not path.exists():
             assert time.monotonic() < deadline and run.poll() is None
             time.sleep(0.05)
     saved = load_report(path).runs[0]
-    assert saved.max_concurrency == 1 and saved.num_completed == 64
+    assert saved.max_concurrency == 1 and saved.num_completed == 16
     targets.server.wait_for("kv_blocks_used", 0)
 
 
