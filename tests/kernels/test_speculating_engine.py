@@ -218,3 +218,41 @@ def test_tokens_with_a_draft_model_are_those_without(
         assert stats.num_accepted_tokens < stats.num_draft_tokens / 4
     assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} & set(shapes[0])
     assert {StepShape.decodes(4), StepShape.mixed(4, 64)} <= set(shapes[1])
+
+
+class Event:
+    """An event of a device that computes nothing before it has to."""
+
+    num_recorded = num_complete = 0
+
+    def record(self) -> None:
+        Event.num_recorded += 1
+        self.number = Event.num_recorded
+
+    def synchronize(self) -> None:
+        Event.num_complete = max(Event.num_complete, self.number)
+
+    def elapsed_time(self, end: Event) -> float:
+        assert max(self.number, end.number) <= Event.num_complete, "the device has not come so far"
+        return 1.0
+
+
+def recorded() -> Event:
+    event = Event()
+    event.record()
+    return event
+
+
+def test_the_time_of_a_pass_is_read_once_it_is_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_drafts_free(monkeypatch)
+    config = {"method": "draft_model", "model": str(folder)}
+    engine = engine_for(folder, speculative_config=config)
+    device = Mock(new_event=Event, record_time=recorded)
+    monkeypatch.setattr(engine.executor.model_runner._draft._transfer, "_gpu", device)
+    for bias in ((), ((17, 3.0),)):  # the host waits for each pass where logits have a bias
+        engine.add_request(Request("r", [5, 6, 7], SamplingParams(max_tokens=6, logit_bias=bias)))
+        while engine.has_unfinished:
+            engine.step()
+    assert Event.num_complete > 4

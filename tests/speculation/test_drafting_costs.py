@@ -284,6 +284,16 @@ def test_a_long_prompt_is_not_computed_twice_for_a_short_answer() -> None:
     assert drafts(40, 8) > 0 and drafts(1000, 8) == 0
 
 
+def test_a_step_that_seems_shorter_than_its_passes_tells_nothing() -> None:
+    """An earlier step was in flight, and its time has the passes."""
+    costs = DraftingCosts()
+    drawn = DrawnDrafts({1: [RIGHT]}, [DraftPass(1, 1, 0.002)])
+    for _ in range(4):
+        assert costs.observe_drafted(0.001, 1, drawn) is None
+    assert costs._verified.num_steps == costs._passes.num_steps == 0
+    assert costs.observe_drafted(0.012, 1, drawn) == pytest.approx(0.012)
+
+
 def test_sequences_that_always_go_ahead_are_forgotten_when_they_end() -> None:
     """While there are prompts in each step, no times are measured, and nobody is drafted for."""
     drafter = ModelDrafter(SpeculativeConfig(method="draft_model", model="m"))
