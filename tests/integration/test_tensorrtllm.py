@@ -93,7 +93,7 @@ class Stream:
 
     def __init__(self, server: Server, model: str, inputs: dict[str, Any], request_id: str = ""):
         self.results: list[Any] = []
-        self._ended = threading.Event()
+        self._begun, self._ended = threading.Event(), threading.Event()
         self._client = InferenceServerClient(server.running.grpc_url)
         self._client.start_stream(self._take)
         self.send(model, inputs, request_id)
@@ -105,8 +105,15 @@ class Stream:
 
     def _take(self, result: Any, error: Any) -> None:
         self.results.append(error or result)
+        self._begun.set()
         if error or result.get_response().parameters["triton_final_response"].bool_param:
             self._ended.set()
+
+    def cancel(self) -> None:
+        """Wait for the first response, and cancel the request."""
+        assert self._begun.wait(30)
+        self._client.stop_stream(cancel_requests=True)
+        self._client.close()
 
     def end(self) -> list[Any]:
         """Wait for the last response; returns those with tensors."""
@@ -675,10 +682,10 @@ def test_a_request_can_be_stopped(server: Server, by: str) -> None:
     }
     with server.aborting(1):
         running = Stream(server, "tensorrt_llm", request, request_id="7")
-        server.wait_for("num_requests_running", 1)
         if by == "cancellation":
-            running._client.stop_stream(cancel_requests=True)
+            running.cancel()
             return
+        server.wait_for("num_requests_running", 1)
         # The clients send the other inputs with it.
         stop = {"input_ids": [[0]], "input_lengths": 0, "request_output_len": 0, "stop": True}
         running.send("tensorrt_llm", {n: np.array(v) for n, v in stop.items()}, "7")
