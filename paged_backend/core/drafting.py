@@ -48,9 +48,9 @@ class Drafting:
         awaiting = self._drafter.awaits(
             seq for seq in running if may_await_token(seq) or self.draws_ahead and may_go_ahead(seq)
         )
-        has_drafts = any(seq.num_draft_tokens > 0 for seq in running)
-        if self._config.waits_together and (awaiting or has_drafts):
-            return {seq.seq_id for seq in running if seq.num_uncomputed_tokens == 1}
+        if self._config.waits_together:
+            if awaiting or any(seq.num_draft_tokens > 0 for seq in running):
+                return {seq.seq_id for seq in running if seq.num_uncomputed_tokens == 1}
         return awaiting
 
     def drafts(self, awaiting: Set[int]) -> dict[int, Draft]:

@@ -276,7 +276,7 @@ def _with_kv_pool(
     context = None if adapters is None else adapters.context
     runner: ModelRunner = platform.model_runner(model, spec, num_blocks, limits, options, context)
     if draft is not None:
-        drafts = platform.draft_runner(draft.model, draft.spec, num_blocks, limits, options)
+        drafts = platform.model_runner(draft.model, draft.spec, num_blocks, limits, options)
         runner = DraftingRunner(runner, drafts, layout)
     return LoadedModel(
         model=model,

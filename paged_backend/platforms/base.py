@@ -108,6 +108,10 @@ class ChainingRunner(DraftRunner, Protocol):
         ...
 
 
+class DecoderRunner(ModelRunner, DraftRunner, Protocol):
+    """Runs a decoder, which may be the model or its draft model."""
+
+
 class Platform(PlatformKernels, Protocol):
     """A device with the kernels and the model runner that serve it best."""
 
@@ -178,7 +182,7 @@ class Platform(PlatformKernels, Protocol):
         limits: StepLimits,
         config: EngineConfig,
         context: StepContext | None = None,
-    ) -> ModelRunner:
+    ) -> DecoderRunner:
         """Make a model runner that is ready to serve, with a KV pool of `num_blocks` blocks.
 
         Args:
@@ -190,17 +194,6 @@ class Platform(PlatformKernels, Protocol):
             context: what the layers know about a step's rows, which the runner writes; None for
                 layers without adapters.
         """
-        ...
-
-    def draft_runner(
-        self,
-        model: Model,
-        spec: KVCacheSpec,
-        num_blocks: int,
-        limits: StepLimits,
-        config: EngineConfig,
-    ) -> DraftRunner:
-        """Make a runner for a draft model; see `model_runner`."""
         ...
 
     def encoder_runner(self, encoder: Encoder) -> ModelRunner:

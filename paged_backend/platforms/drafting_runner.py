@@ -114,7 +114,7 @@ class DraftingRunner:
 
     @property
     def model_seconds(self) -> float | None:
-        """Seconds spent in forward passes so far, of both models; None if nobody waits for them."""
+        """Seconds in forward passes of both models; None if the host does not wait for them."""
         main, draft = self.main.model_seconds, self._draft.model_seconds
         return None if main is None or draft is None else main + draft
 

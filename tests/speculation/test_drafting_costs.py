@@ -151,7 +151,7 @@ class Simulation:
         self.plain_s += self.take(drawn) / len(slices) * self.device.model_s(len(slices))
 
     def waits(self) -> bool:
-        """Whether the drafter waits for the newest tokens, which are in flight."""
+        """Return True if the drafter waits until the tokens in flight are known."""
         for seq in self.sequences.values():
             seq.num_output_placeholders = 1
         awaited = self.drafter.awaits(self.sequences.values())

@@ -9,6 +9,8 @@ from paged_backend.cli.options import Subparsers, add_engine_options, engine_opt
 from paged_backend.tools.bench.speculation_traces import KINDS
 from paged_backend.values import engine_args
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.options.speculation import DRAFT_MODEL
 
 
 def add_parser(kinds: Subparsers) -> None:
@@ -38,14 +40,12 @@ def add_parser(kinds: Subparsers) -> None:
     group.add_argument(
         "--simulate-pass-ms",
         type=positive,
-        default=1.0,
         help="with --simulate-device-ms and a draft model: time of a pass, which draws one token "
         "of each sequence (default: 1)",
     )
     group.add_argument(
         "--simulate-chance",
         type=_chance,
-        default=0.8,
         help="the same: chance that a draft is right if those before it are (default: 0.8)",
     )
     add_turns(group)
@@ -56,6 +56,13 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     config = engine_args.from_mapping(engine_options(args)).config
     use_threads(args)
+    speculation = config.speculation()
+    has_draft_model = speculation is not None and speculation.method == DRAFT_MODEL
+    if args.simulate_device_ms is None or not has_draft_model:
+        for name in ("simulate_pass_ms", "simulate_chance"):
+            if getattr(args, name) is not None:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag}: needs --simulate-device-ms and a draft model")
     if args.simulate_device_ms is not None:
         return _run_simulated_device(args, config)
     from paged_backend.tools.bench.speculation import HEADER, SpeculationBench
@@ -71,7 +78,8 @@ def _run_simulated_device(args: argparse.Namespace, config: EngineConfig) -> int
         SimulatedSpeculationBench,
     )
 
-    drafts = SimulatedDrafts(args.simulate_pass_ms / 1e3, args.simulate_chance)
+    pass_ms, chance = args.simulate_pass_ms or 1.0, args.simulate_chance
+    drafts = SimulatedDrafts(pass_ms / 1e3, 0.8 if chance is None else chance)
     bench = SimulatedSpeculationBench(config, args.simulate_device_ms / 1e3, drafts)
     figures = bench.measure(args.traces, args.concurrency, args.rounds)
     return print_turns(args, IDLE_HEADER, figures)

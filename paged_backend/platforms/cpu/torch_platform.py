@@ -123,17 +123,6 @@ class TorchPlatform:
             attention.states = StatePool(spec.states, self.state_functions, self.device)
         return self._make_runner(model, attention, spec, limits, config, context)
 
-    def draft_runner(
-        self,
-        model: Model,
-        spec: KVCacheSpec,
-        num_blocks: int,
-        limits: StepLimits,
-        config: EngineConfig,
-    ) -> CpuModelRunner:
-        """Make a runner for a draft model."""
-        return self.model_runner(model, spec, num_blocks, limits, config)
-
     def _make_runner(
         self,
         model: Model,

@@ -143,17 +143,6 @@ class GpuPlatform:
             prepare(runner, self._gpu, enforce_eager=config.enforce_eager)
         return runner
 
-    def draft_runner(
-        self,
-        model: Model,
-        spec: KVCacheSpec,
-        num_blocks: int,
-        limits: StepLimits,
-        config: EngineConfig,
-    ) -> GpuModelRunner:
-        """Make a runner for a draft model."""
-        return self.model_runner(model, spec, num_blocks, limits, config)
-
     def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
         """Make a model runner for an encoder, which needs no kernels of this platform."""
         return EncoderRunner(encoder)

@@ -99,7 +99,7 @@ class SimulatedDraftRunner:
         main.take_drafts(seq_ids, self._newest)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Do nothing: there are no blocks."""
+        """Ignore copies of blocks, as the simulated device stores nothing."""
 
     def release(self, seq_ids: Sequence[int]) -> None:
         """Forget sequences."""
