@@ -67,15 +67,15 @@ each token, the latent vector and the rotary key, and the up-projections of keys
 (`kv_b_proj`) are absorbed into queries and results. So DeepSeek-V3 keeps 70,272 bytes a token in
 bfloat16; with the keys and values of all heads it would be 4,997,120. `kv_b_proj` is dense in
 memory, whatever its format in the checkpoint, and cannot have an adapter. The KV cache has 16 or 32
-bits, not 8. Ranks divide the heads, and each keeps whole rows. Layers of a checkpoint that predict
-more tokens of a step (`num_nextn_predict_layers`) are not loaded.
+bits, not 8. Ranks divide the heads, and each keeps whole rows.
 """
 WHOLE_MODELS = """
 Checkpoints that also read images or sounds are served for their texts: those of Gemma 3 and 4,
 Llama 4, LFM2-VL, LLaVA, Mistral Small 3, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen 3.5 and SmolVLM,
 which `architectures` names `...ForConditionalGeneration`. The section `text_config` then describes
 the model, weights of the other parts are not loaded, and requests with an image are refused. A log
-line says so. Layers that predict more tokens of a step (`mtp`) are not loaded either.
+line says so. Layers that predict more tokens of a step (`mtp`, `num_nextn_predict_layers`) are not
+loaded either.
 """
 CHUNKS = """
 Most layers of Llama 4 attend within chunks of `attention_chunk_size` tokens; the other layers

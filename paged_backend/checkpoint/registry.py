@@ -11,7 +11,7 @@ from paged_backend.checkpoint.families.bamba import bamba, falcon_h1
 from paged_backend.checkpoint.families.deepseek import deepseek_v2, deepseek_v3, glm4_moe_lite
 from paged_backend.checkpoint.families.gemma import gemma2, gemma3
 from paged_backend.checkpoint.families.gemma4 import gemma4
-from paged_backend.checkpoint.families.glm4 import glm4
+from paged_backend.checkpoint.families.glm4 import glm4, glm4_moe
 from paged_backend.checkpoint.families.gpt_oss import gpt_oss
 from paged_backend.checkpoint.families.granite import granite, granite_hybrid
 from paged_backend.checkpoint.families.jamba import jamba
@@ -108,6 +108,7 @@ ARCHITECTURES = {
     "MiniCPM3ForCausalLM": Architecture(minicpm3, tied_embeddings=True),
     "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite),
     "Glm4ForCausalLM": Architecture(glm4, head_dim=128),
+    "Glm4MoeForCausalLM": Architecture(glm4_moe),
     "GptOssForCausalLM": Architecture(gpt_oss, head_dim=64),
     "GraniteForCausalLM": Architecture(granite),
     "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid),

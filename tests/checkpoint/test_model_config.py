@@ -161,6 +161,7 @@ def test_refuses_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     [
         ("gemma2", ["attn_logit_softcapping"]),
         ("gemma2", ["final_logit_softcapping"]),
+        ("glm4-moe", ["n_group", "rms_norm_eps", "rope_parameters", "topk_group"]),
         ("gpt-oss", ["rms_norm_eps"]),
         ("gpt-oss", ["rope_parameters"]),
         ("mixtral", ["rms_norm_eps", "rope_parameters"]),

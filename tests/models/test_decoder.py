@@ -140,7 +140,7 @@ def test_bfloat16_is_near(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("quantization", ["int8", "fp8"])
-@pytest.mark.parametrize("family", ["glm4", "phi4-mini"])
+@pytest.mark.parametrize("family", ["glm4", "glm4-moe", "phi4-mini"])
 def test_quantized_heads_have_the_order_of_the_kernels(
     family: str, quantization: str, tmp_path: Path
 ) -> None:

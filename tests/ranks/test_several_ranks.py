@@ -85,6 +85,13 @@ def torch_threads() -> Iterator[None]:
             "deepseek-v3", EVEN, [EP2, TP2_PP2], id="the same with biases and groups of experts"
         ),
         pytest.param(
+            "glm4-moe",
+            EVEN,
+            [TP2, EP2, TP2_PP2],
+            id="groups of experts behind norms of heads",
+            marks=_THOROUGH,
+        ),
+        pytest.param(
             "gpt-oss", {}, [TP2, TP2_PP2 | EP2], id="fused experts with biases, sinks, windows"
         ),
     ],

@@ -87,7 +87,7 @@ def _variant(
         attention_scale=latent_scale(config, latent),
         moe=moe if any(moe_layers) else None,
         moe_layers=moe_layers if any(moe_layers) else (),
-        unused_layers=config.integer("num_nextn_predict_layers", 0, low=0, high=MAX_LAYERS),
+        unused_layers=unused_layers(config),
     )
 
 
@@ -98,6 +98,11 @@ def after_dense(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
         raise config.error("moe_layer_freq", f"is not supported unless it is 1, got {frequency}")
     first = config.integer("first_k_dense_replace", 0, low=0)
     return tuple(layer >= first for layer in range(num_layers))
+
+
+def unused_layers(config: ConfigFile) -> int:
+    """Read the number of layers after the last one, which predict more tokens of a step."""
+    return config.integer("num_nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
 
 
 def sparse_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:

@@ -53,6 +53,18 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "FalconMambaForCausalLM": {"rms_norm_eps": 1e-5},
     "Gemma2ForCausalLM": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Glm4ForCausalLM": {"rms_norm_eps": 0.00000015625},
+    "Glm4MoeForCausalLM": {
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 1408,
+        "n_group": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 1,
+        "rms_norm_eps": 1e-5,
+        "topk_group": 1,
+    },
     "Glm4MoeLiteForCausalLM": {
         **_LATENT,
         "moe_intermediate_size": 1536,
