@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from paged_backend.core.scheduler_output import DrawnDrafts
 from paged_backend.speculation.draft_model import ModelDrafter
 from paged_backend.speculation.drafting_rule import Candidate, DraftingRule
 
@@ -29,3 +30,23 @@ def make_drafts_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engines make their drafters with this rule."""
     drafter = partial(ModelDrafter, rule=FreeDrafts())
     monkeypatch.setattr("paged_backend.engine.engine.ModelDrafter", drafter)
+
+
+SeenDrafts = list[tuple[list[int], list[int]]]
+"""Drafts, each with the tokens that were known when they were drawn."""
+
+
+def see_drafts(monkeypatch: pytest.MonkeyPatch) -> SeenDrafts:
+    """Make drafts free, and return a list to which all that are drawn will be added."""
+    seen: SeenDrafts = []
+
+    class Drafter(ModelDrafter):
+        def take_drafts(self, drawn: DrawnDrafts) -> None:
+            super().take_drafts(drawn)
+            for seq_id, drafts in drawn.token_ids.items():
+                seq = self._guessed[seq_id].seq
+                seen.append((seq.token_ids[: seq.num_known_tokens], drafts))
+
+    drafter = partial(Drafter, rule=FreeDrafts())
+    monkeypatch.setattr("paged_backend.engine.engine.ModelDrafter", drafter)
+    return seen

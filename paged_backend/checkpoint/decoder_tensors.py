@@ -31,6 +31,13 @@ def decoder_tensors(shape: ModelShape) -> Tensors:
     return tensors
 
 
+def prediction_tensors(hidden_size: int) -> Tensors:
+    """Return what a layer that predicts one more token begins with, by names relative to it."""
+    norm = TensorSpec((hidden_size,), Role.NORM)
+    projection = TensorSpec((hidden_size, 2 * hidden_size), Role.LINEAR)
+    return {"enorm.weight": norm, "hnorm.weight": norm, "eh_proj.weight": projection}
+
+
 def num_read_again(shape: ModelShape) -> int:
     """Return the number of weights of shared blocks that a step reads after their first use."""
     shared = shape.variant.shared_blocks
@@ -43,6 +50,8 @@ def num_read_again(shape: ModelShape) -> int:
 
 def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorSpec]]:
     hidden = shape.hidden_size
+    if shape.predicts:
+        yield from prediction_tensors(hidden).items()
     for norm in shape.variant.norms_of(index).names:
         yield f"{norm}.weight", _norm(shape, hidden)
     mixer = shape.variant.state_mixer_of(index)

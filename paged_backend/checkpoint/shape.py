@@ -17,6 +17,8 @@ from paged_backend.checkpoint.stages import Stage, layer_of
 from paged_backend.values.kv_cache_groups import KVSizes
 from paged_backend.values.windows import Window
 
+# Copies of the model's embedding and output layer in a layer that predicts more tokens of a step.
+_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 _KEYS_AND_VALUES = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 
 Windows = tuple[Window | None, ...]
@@ -161,8 +163,8 @@ class Variant:
         layer_inputs: inputs of layers; None for none.
         layer_scalars: each layer has a factor on the hidden states after it, ``layer_scalar``.
         shared_blocks: blocks of attention and an MLP that some layers use; None for none.
-        unused_layers: layers of the checkpoint after the last one, which predict more tokens of a
-            step and are not loaded.
+        prediction_layers: number of the checkpoint's layers after the last one, which predict more
+            tokens of a step and are not part of the model.
     """
 
     biases: Biases = Biases()
@@ -199,7 +201,7 @@ class Variant:
     layer_inputs: LayerInputs | None = None
     layer_scalars: bool = False
     shared_blocks: SharedBlocks | None = None
-    unused_layers: int = 0
+    prediction_layers: int = 0
 
     def norms_of(self, layer: int) -> LayerNorms:
         """Return the norms of a layer."""
@@ -246,6 +248,7 @@ class ModelShape:
     has_classifier: bool = False  # the checkpoint has a head that scores
     scores_by_tokens: bool = False  # a head that scores is made of rows of the output layer
     stage: Stage | None = None  # the part of the model that a rank computes; None for all of it
+    predicts: bool = False  # the last layer predicts one more token, see `checkpoint.prediction`
 
     @property
     def own_stage(self) -> Stage:
@@ -256,9 +259,11 @@ class ModelShape:
         """Return False for a tensor that files may have, and that the model does without.
 
         Such tensors belong to layers that predict more tokens of a step, or are keys and values of
-        a layer that reads those of another layer.
+        a layer that reads those of another layer. A layer that predicts tokens only needs its own.
         """
         layer = layer_of(name)
+        if self.predicts:
+            return layer in self.own_stage.layers and not name.endswith(_COPIES)
         if layer is None:
             return True
         shared = self.variant.shared_blocks
@@ -266,7 +271,7 @@ class ModelShape:
             return layer in shared.owners
         if layer < self.num_layers:
             return self.sizes_of(layer).shared_with is None or not _KEYS_AND_VALUES.search(name)
-        return layer >= self.num_layers + self.variant.unused_layers
+        return layer >= self.num_layers + self.variant.prediction_layers
 
     def sizes_of(self, layer: int) -> LayerSizes:
         """Return the sizes of a layer."""

@@ -162,6 +162,9 @@ class ScheduledBatch:
     # a state.
     state_slots: list[tuple[int, int]] = field(default_factory=list)
     guide: DraftGuide | None = None  # the tokens that the draft model may draw; None: all
+    # Places of a row's input after its own. A sample is drawn from the row with the token before it
+    # as its input.
+    lead: int = 0
 
     @property
     def adapters(self) -> list[str]:
@@ -171,9 +174,9 @@ class ScheduledBatch:
         ]
 
     @classmethod
-    def of(cls, scheduled: list[ScheduledSequence]) -> ScheduledBatch:
+    def of(cls, scheduled: list[ScheduledSequence], lead: int = 0) -> ScheduledBatch:
         """Return a step of these sequences, which continues none and which none continues."""
-        return cls(ContinuedSequences([], [], []), scheduled, 0, [], [])
+        return cls(ContinuedSequences([], [], []), scheduled, 0, [], [], lead=lead)
 
     def with_drafts(self, drafts: Mapping[int, list[int]]) -> ScheduledBatch:
         """Return the step with other drafts for some sequences, by ``seq_id``."""

@@ -15,7 +15,7 @@ from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.stages import problem_of_stages
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
-from paged_backend.engine.draft_models import load_draft_model
+from paged_backend.engine.draft_models import StoredTarget, load_draft_model
 from paged_backend.engine.loaded_model import (
     LoadedModel,
     check_whole_prompts_fit,
@@ -33,7 +33,6 @@ from paged_backend.models.states import StateSpec
 from paged_backend.models.step_context import StepContext
 from paged_backend.platforms.base import ModelRunner, Platform
 from paged_backend.platforms.drafting_runner import DraftingRunner
-from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
@@ -116,9 +115,8 @@ class StoredDecoder:
             by_expert=by_expert,
             adapters=adapters,
         )
-        return _with_kv_pool(
-            model, platform, limits, options, quantization, ranks, layers, adapters
-        )
+        stored = StoredTarget(self.folder, self.config, quantization)
+        return _with_kv_pool(model, platform, limits, options, stored, ranks, layers, adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +218,7 @@ def _with_kv_pool(
     platform: Platform,
     limits: StepLimits,
     options: EngineConfig,
-    quantization: Quantization | None,
+    stored: StoredTarget | None,
     ranks: Ranks,
     all_layers: _Layers,
     adapters: AdapterSlots | None = None,
@@ -232,12 +230,13 @@ def _with_kv_pool(
         platform: where it computes.
         limits: limits of a step.
         options: the engine's options.
-        quantization: how the checkpoint is quantized; None if it is not.
+        stored: its checkpoint; None if transformers computes it.
         ranks: the ranks, which get equal numbers of blocks.
         all_layers: all layers that keep something for tokens, also of other stages.
         adapters: holds the LoRA adapters; None for a model without any.
     """
     loaded_s, max_model_len = time.monotonic(), model.max_model_len
+    quantization = None if stored is None else stored.quantization
     if not options.enable_chunked_prefill:
         check_whole_prompts_fit(limits, max_model_len, "without chunked prefill")
     kv_dtype, alone = options.kv_cache_dtype, not all_layers.windows
@@ -256,9 +255,9 @@ def _with_kv_pool(
     )
     if model.state_layers:
         spec = replace(spec, states=StateSpec(tuple(model.state_layers)))
-    draft = load_draft_model(options, platform, model, layout)
-    models = [(model, spec)] + ([] if draft is None else [(draft.model, draft.spec)])
-    specs = [each for _, each in models]
+    draft = load_draft_model(options, platform, model, layout, stored)
+    run = model if draft is None else draft.recorded(model, layout)
+    models = [(run, spec)] + ([] if draft is None else [(draft.model, draft.spec)])
     empty = alone and draft is None  # blocks take no memory
     budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(models, limits, options)
     if all_layers.with_states:
@@ -270,14 +269,16 @@ def _with_kv_pool(
     if empty and layout.states is not None:
         num_blocks = num_empty_blocks(layout, layout.states.num_slots, max_model_len)
     else:
-        block_bytes = sum(each.bytes_per_block for each in specs)
+        block_bytes = spec.bytes_per_block + (0 if draft is None else draft.bytes_per_block)
         room = torch.tensor([budget, block_bytes], device=platform.device)
         num_blocks = _num_blocks(layout, ranks.gather(room), max_model_len)
     context = None if adapters is None else adapters.context
-    runner: ModelRunner = platform.model_runner(model, spec, num_blocks, limits, options, context)
+    if draft is not None and draft.hidden is not None:
+        draft.hidden.resize(num_blocks)
+    runner: ModelRunner = platform.model_runner(run, spec, num_blocks, limits, options, context)
     if draft is not None:
         drafts = platform.model_runner(draft.model, draft.spec, num_blocks, limits, options)
-        runner = DraftingRunner(runner, drafts, layout)
+        runner = DraftingRunner(runner, drafts, layout, draft.hidden)
     return LoadedModel(
         model=model,
         max_model_len=max_model_len,
@@ -285,12 +286,12 @@ def _with_kv_pool(
         runner=runner,
         step_limits=limits,
         kv_cache="" if alone else str(kv_format),
-        kv_bytes_per_token=sum(each.bytes_per_token for each in specs),
+        kv_bytes_per_token=spec.bytes_per_token + (0 if draft is None else draft.bytes_per_token),
         kv_layout=layout,
         num_blocks=num_blocks,
         loaded_s=loaded_s,
         adapters=adapters,
-        draft_model=None if draft is None else draft.model,
+        draft_weights=None if draft is None else draft.weights,
     )
 
 

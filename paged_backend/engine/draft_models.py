@@ -1,4 +1,4 @@
-"""Loads the draft model of a decoder, which guesses its next tokens (speculative decoding)."""
+"""Loads what guesses the next tokens of a decoder: a draft model, or a layer of its checkpoint."""
 
 from __future__ import annotations
 
@@ -7,35 +7,87 @@ from pathlib import Path
 
 from paged_backend.checkpoint.fallback_config import uses_fallback
 from paged_backend.checkpoint.hub import resolve_model, resolve_tokenizer
-from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
+from paged_backend.checkpoint.prediction import prediction_layer
 from paged_backend.models.base import Model
+from paged_backend.models.decoder import Decoder
+from paged_backend.models.hidden_states import HiddenStates, RecordedModel
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
 from paged_backend.models.loader import load_model
+from paged_backend.models.prediction import PredictionLayer
 from paged_backend.platforms.base import Platform
+from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import KVCacheGroup, KVCacheLayout
 from paged_backend.values.options.model import AUTO
-from paged_backend.values.options.speculation import DRAFT_MODEL
+from paged_backend.values.options.speculation import MTP
 from paged_backend.values.validation import shorten
 
 _OPTION = "speculative_config.model"
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTarget:
+    """The checkpoint of the model that is guessed for.
+
+    Attributes:
+        folder: the checkpoint.
+        config: its configuration.
+        quantization: how it is quantized; None if it is not.
+    """
+
+    folder: Path
+    config: ModelConfig
+    quantization: Quantization | None
+
+
+@dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model with weights, and the shape of its keys and values."""
+    """A model that guesses, with its weights.
+
+    Attributes:
+        model: the model.
+        spec: the shape of its keys and values.
+        weights: the objects that hold its weights.
+        hidden: hidden states of the model that it guesses for, which it reads; None if it reads
+            none.
+    """
 
     model: Model
     spec: KVCacheSpec
+    weights: object
+    hidden: HiddenStates | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes besides those in the pool of the model."""
+        hidden = 0 if self.hidden is None else self.hidden.bytes_per_token
+        return self.spec.bytes_per_token + hidden
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes that one block takes besides those in the pool of the model."""
+        hidden = 0 if self.hidden is None else self.hidden.bytes_per_token
+        return self.spec.bytes_per_block + hidden * self.spec.block_size
+
+    def recorded(self, target: Model, layout: KVCacheLayout) -> Model:
+        """Return the model that is guessed for, which keeps its hidden states if they are read."""
+        if self.hidden is None:
+            return target
+        return RecordedModel(target, self.hidden, layout.windows.index(None))
 
 
 def load_draft_model(
-    options: EngineConfig, platform: Platform, target: Model, layout: KVCacheLayout
+    options: EngineConfig,
+    platform: Platform,
+    target: Model,
+    layout: KVCacheLayout,
+    stored: StoredTarget | None,
 ) -> DraftModel | None:
-    """Load the draft model that the options name; None if they name none.
+    """Load what the options let guess; None if they let no model guess.
 
     All of its layers use the block table of one group without a window.
 
@@ -44,39 +96,70 @@ def load_draft_model(
         platform: where both models compute.
         target: the model that it guesses for.
         layout: the groups of the block tables.
+        stored: the checkpoint of the model; None if transformers computes it.
 
     Raises:
         ConfigError: the draft model cannot be loaded or does not fit the model.
     """
     speculation = options.speculation()
-    if speculation is None or speculation.method != DRAFT_MODEL:
+    if speculation is None or not speculation.draws_drafts:
         return None
-    assert speculation.model is not None
     if None not in layout.windows:
-        raise option_error(
-            "speculative_config.method",
-            f"cannot be {DRAFT_MODEL}: all layers of the model have a window",
+        raise _refuse_method(speculation.method, "all layers of the model have a window")
+    if speculation.method == MTP:
+        return _load_prediction_layer(options, platform, target, stored)
+    assert speculation.model is not None
+    return _load_model(options, platform, target, speculation.model)
+
+
+def _load_prediction_layer(
+    options: EngineConfig, platform: Platform, target: Model, stored: StoredTarget | None
+) -> DraftModel:
+    if stored is None or not isinstance(target, Decoder):
+        raise _refuse_method(MTP, "transformers computes the model")
+    if options.enable_lora:
+        raise _refuse_method(MTP, "enable_lora is true")
+    config = prediction_layer(stored.config)
+    if config is None:
+        raise _refuse_method(
+            MTP, "the checkpoint must have one layer that predicts tokens, see docs/speculation.md"
         )
+    own = replace(options, max_model_len=target.max_model_len)
+    layer = load_model(own, config, stored.quantization, stored.folder, platform)
+    assert isinstance(layer, PredictionLayer)
+    size = config.hidden_size
+    hidden = HiddenStates(options.block_size, size, platform.dtype, platform.device)
+    layer.read_from(target, hidden)
+    return DraftModel(layer, _spec_of(layer, options, platform), layer.weights, hidden)
+
+
+def _spec_of(model: Model, options: EngineConfig, platform: Platform) -> KVCacheSpec:
+    """Return the shape of keys and values, all in one group without a window."""
+    layers = model.attention_layers
+    group = KVCacheGroup(None, tuple(layer.index for layer in layers))
+    stored = kv_cache_format(options.kv_cache_dtype, layers, platform.kv_dtypes)
+    return KVCacheSpec.of(layers, options.block_size, stored, model.max_model_len, (group,))
+
+
+def _load_model(options: EngineConfig, platform: Platform, target: Model, name: str) -> DraftModel:
     folder = resolve_model(
-        speculation.model,
+        name,
         None,
         options.download_dir,
         weights=options.load_format != "dummy",
         role="draft model",
     )
     if uses_fallback(folder, AUTO):
-        raise option_error(
-            _OPTION, f"{shorten(speculation.model)} cannot be used: transformers computes it"
-        )
+        raise option_error(_OPTION, f"{shorten(name)} cannot be used: transformers computes it")
     config = load_model_config(folder)
     if config.variant.state_mixers:
         problem = "cannot be used: some of its layers keep a state for each sequence"
-        raise option_error(_OPTION, f"{shorten(speculation.model)} {problem}")
-    _check_tokens(options, speculation.model, folder, config.vocab_size, target.config.vocab_size)
+        raise option_error(_OPTION, f"{shorten(name)} {problem}")
+    _check_tokens(options, name, folder, config.vocab_size, target.config.vocab_size)
     quantization = read_quantization(folder, config.file)
     own = replace(
         options,
-        model=speculation.model,
+        model=name,
         revision=None,
         max_model_len=target.max_model_len,
         quantization=None,
@@ -84,13 +167,12 @@ def load_draft_model(
     try:
         model = load_model(own, config, quantization, folder, platform)
     except ConfigError as error:
-        raise ConfigError(f"{_OPTION} {shorten(speculation.model)}: {error}") from error
-    layers = model.attention_layers
-    group = KVCacheGroup(None, tuple(layer.index for layer in layers))
-    stored = kv_cache_format(options.kv_cache_dtype, layers, platform.kv_dtypes)
-    return DraftModel(
-        model, KVCacheSpec.of(layers, options.block_size, stored, target.max_model_len, (group,))
-    )
+        raise ConfigError(f"{_OPTION} {shorten(name)}: {error}") from error
+    return DraftModel(model, _spec_of(model, options, platform), model)
+
+
+def _refuse_method(method: str, reason: str) -> ConfigError:
+    return option_error("speculative_config.method", f"cannot be {method}: {reason}")
 
 
 def _check_tokens(

@@ -40,7 +40,7 @@ from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import InvalidRequest, option_error
 from paged_backend.values.log import LOG
 from paged_backend.values.lora import numbered
-from paged_backend.values.options.speculation import DRAFT_MODEL, SpeculativeConfig
+from paged_backend.values.options.speculation import SpeculativeConfig
 from paged_backend.values.outputs import (
     EngineStats,
     FinishReason,
@@ -111,7 +111,7 @@ class Engine:
                 eos_token_ids=frozenset(info.eos_token_ids),
                 max_num_drafts=steps.max_num_drafts,
                 draws_ahead=isinstance(drafter, LookupDrafter) and drafter.draws_ahead,
-                waits_together=speculation is not None and speculation.method == DRAFT_MODEL,
+                waits_together=speculation is not None and speculation.draws_drafts,
                 max_loras=config.max_loras,
             ),
             KVCacheManager(
@@ -338,7 +338,7 @@ class Engine:
 
 def _drafter(speculation: SpeculativeConfig, draws_ahead: bool) -> Drafter:
     """Return the drafter that the options ask for."""
-    if speculation.method == DRAFT_MODEL:
+    if speculation.draws_drafts:
         return ModelDrafter(speculation)
     return LookupDrafter(speculation, draws_ahead)
 

@@ -33,7 +33,7 @@ class LoadedModel:
         num_blocks: blocks of the KV pool, with the null block.
         loaded_s: the moment on the monotonic clock at which the weights were loaded.
         adapters: holds the LoRA adapters; None for a model without any.
-        draft_model: the object that holds the weights of the draft model; None without one.
+        draft_weights: the objects that hold the weights of the draft model; None without one.
     """
 
     model: object
@@ -47,7 +47,7 @@ class LoadedModel:
     num_blocks: int
     loaded_s: float
     adapters: AdapterSlots | None = None
-    draft_model: object | None = None
+    draft_weights: object | None = None
 
 
 class StoredModel(Protocol):

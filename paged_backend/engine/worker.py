@@ -73,7 +73,7 @@ class Worker:
             float32_matmul_precision=config.float32_matmul_precision,
             quantization=loaded.quantization,
             weight_forms=weight_forms(loaded.model),
-            weight_bytes=held_bytes((loaded.model, loaded.draft_model)),
+            weight_bytes=held_bytes((loaded.model, loaded.draft_weights)),
             num_ranks=ranks.size,
             kv_cache=loaded.kv_cache,
             kv_bytes_per_token=loaded.kv_bytes_per_token,

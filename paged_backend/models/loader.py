@@ -47,6 +47,8 @@ from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.options.model import ModelOptions
 from paged_backend.values.validation import shorten
 
+_PREDICTION_LAYER = "paged_backend.models.prediction:PredictionLayer"
+
 
 def load_model(
     config: ModelOptions,
@@ -107,7 +109,8 @@ def load_model(
 
 def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels) -> LoadableModel:
     """Create the model for the checkpoint's architecture; its weights are allocated, not loaded."""
-    module, _, name = ARCHITECTURES[model_config.architecture].model.partition(":")
+    path = ARCHITECTURES[model_config.architecture].model
+    module, _, name = (_PREDICTION_LAYER if model_config.predicts else path).partition(":")
     model: LoadableModel = getattr(import_module(module), name)(
         model_config, max_model_len, kernels
     )

@@ -18,6 +18,7 @@ from paged_backend.core.scheduler_output import (
     TokenMasks,
 )
 from paged_backend.core.sequence import PLACEHOLDER
+from paged_backend.models.hidden_states import HiddenStates
 from paged_backend.platforms.base import ChainingRunner, DraftRunner, ModelRunner, PendingTokens
 from paged_backend.platforms.drafted_slots import DraftedSlots
 from paged_backend.values.kv_cache_groups import KVCacheLayout
@@ -100,11 +101,21 @@ class DraftingRunner:
         draft: runs the draft model, with a pool of as many blocks.
         layout: the groups of the block tables. The draft model uses the tables of the first group
             without a window.
+        hidden: hidden states of the model, which the draft model reads; None if it reads none. The
+            row of a token then has this state, and the token after it as its input.
     """
 
-    def __init__(self, main: ModelRunner, draft: DraftRunner, layout: KVCacheLayout) -> None:
+    def __init__(
+        self,
+        main: ModelRunner,
+        draft: DraftRunner,
+        layout: KVCacheLayout,
+        hidden: HiddenStates | None = None,
+    ) -> None:
         self.main = main
         self._draft = draft
+        self._hidden = hidden
+        self._lead = 0 if hidden is None else 1  # places of a row's input after its own
         self._chaining = draft if isinstance(draft, ChainingRunner) else None
         self._slots = DraftedSlots(layout, layout.windows.index(None))
         self._num_groups = layout.num_groups
@@ -145,6 +156,8 @@ class DraftingRunner:
             self._earlier.pop(seq_id, None)
         if batch.block_copies:
             self._draft.copy_blocks(batch.block_copies)
+            if self._hidden is not None:
+                self._hidden.copy_blocks(batch.block_copies)
             self._slots.copy(batch.block_copies)
         for item in batch.scheduled:
             earlier = self._earlier.get(item.seq_id)
@@ -168,9 +181,10 @@ class DraftingRunner:
         number, started_s = 0, time.perf_counter()
         rows, masks = _masked(self._first_rows(waiting.values()), drawn.token_ids, guide)
         while rows:
-            tokens = self._draft.draw(ScheduledBatch.of(rows), masks)
+            tokens = self._launch(rows, masks)
             launched = _Pass(rows, number, tokens)
-            for row in rows:
+            # The rows of later passes read guessed hidden states, so they are computed again.
+            for row in rows if self._hidden is None or number == 0 else ():
                 self._slots.add(row.block_ids, row.start, row.start + len(row.token_ids))
             if chaining is None:
                 _receive(launched, drawn)
@@ -187,8 +201,24 @@ class DraftingRunner:
                 for seq_id in sampled:
                     drawn.token_ids[seq_id].append(PLACEHOLDER)
             number += 1
-            rows, masks = _masked(_next_rows(rows, waiting, number), drawn.token_ids, guide)
+            following = _next_rows(rows, waiting, number, self._lead)
+            rows, masks = _masked(following, drawn.token_ids, guide)
         return drawn, in_flight
+
+    def _launch(self, rows: list[ScheduledSequence], masks: TokenMasks | None) -> PendingTokens:
+        """Launch a pass of the draft model."""
+        batch = ScheduledBatch.of(rows, self._lead)
+        if self._hidden is None:
+            return self._draft.draw(batch, masks)
+        # A row without samples is followed by tokens that the draft model computes later. They have
+        # hidden states of the model, which the result of the row must not replace.
+        size, slots = self._block_size, []
+        for row in rows:
+            block, offset = divmod(row.start + len(row.token_ids), size)
+            if not row.samples:
+                slots.append(row.block_ids[block] * size + offset)
+        with self._hidden.protected(slots):
+            return self._draft.draw(batch, masks)
 
     def _first_rows(self, waiting: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
         """Return the tokens that the draft model lacks, as many as it can compute at once.
@@ -196,18 +226,18 @@ class DraftingRunner:
         A sequence with all of its tokens samples its first draft.
         """
         rows: list[ScheduledSequence] = []
-        room = self._max_num_tokens
+        room, lead = self._max_num_tokens, self._lead
         for item in waiting:
             table = self._slots.table(item.block_ids)
-            end = item.samples[0].position
+            end = item.samples[0].position - lead
             earlier = self._earlier.get(item.seq_id, _Earlier(0, 0))
             num_known = min(earlier.num_tokens, earlier.num_blocks * self._block_size)
-            start = self._slots.number(table, item.start, num_known)
+            start = self._slots.number(table, min(item.start, end - 1), num_known)
             stop = min(end, start + room)
             room -= stop - start
             if stop > start:
                 samples = item.samples[:1] if stop == end else ()
-                token_ids = item.samples[0].token_ids[start:stop]
+                token_ids = item.samples[0].token_ids[start + lead : stop + lead]
                 self._earlier[item.seq_id] = _Earlier(min(stop, item.start), len(table))
                 rows.append(
                     ScheduledSequence(
@@ -219,7 +249,10 @@ class DraftingRunner:
 
 
 def _next_rows(
-    rows: list[ScheduledSequence], waiting: Mapping[int, ScheduledSequence], number: int
+    rows: list[ScheduledSequence],
+    waiting: Mapping[int, ScheduledSequence],
+    number: int,
+    lead: int,
 ) -> list[ScheduledSequence]:
     """Return the rows of the next pass.
 
@@ -227,6 +260,7 @@ def _next_rows(
         rows: the rows of a pass, which samples a draft of each row with samples.
         waiting: the sequences with drafts, by ``seq_id``.
         number: number of drafts that each of these rows has after the pass.
+        lead: places of a row's input after its own.
     """
     following: list[ScheduledSequence] = []
     for row in rows:
@@ -236,7 +270,8 @@ def _next_rows(
             end = row.start + len(row.token_ids)
             following.append(
                 row._replace(
-                    token_ids=samples[0].token_ids[end : end + 1],  # a placeholder in flight
+                    # A placeholder in flight.
+                    token_ids=samples[0].token_ids[end + lead : end + lead + 1],
                     start=end,
                     samples=samples,
                     first_new_block=len(row.block_ids),

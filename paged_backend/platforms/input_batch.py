@@ -91,7 +91,7 @@ class InputBatchBuilder:
     def build(self, scheduled_batch: ScheduledBatch) -> InputBatch:
         """Flatten the next step; the number of array operations does not depend on its size."""
         if not scheduled_batch.continued.sequences:
-            batch = self._flatten(scheduled_batch.scheduled)
+            batch = self._flatten(scheduled_batch.scheduled, scheduled_batch.lead)
         else:
             batch = self._continue(scheduled_batch.continued)
             if scheduled_batch.scheduled:
@@ -138,7 +138,7 @@ class InputBatchBuilder:
             ahead=_NONE_AHEAD,
         )
 
-    def _flatten(self, items: list[ScheduledSequence]) -> InputBatch:
+    def _flatten(self, items: list[ScheduledSequence], lead: int = 0) -> InputBatch:
         lens = np.array([len(item.token_ids) for item in items], np.int32)
         starts = np.array([item.start for item in items], np.int32)
         query_start_loc = np.zeros(len(items) + 1, np.int32)
@@ -149,7 +149,7 @@ class InputBatchBuilder:
         num_samples = [len(item.samples) for item in items]
         samples = [sample for item in items for sample in item.samples]
         sample_positions = np.array([sample.position for sample in samples], np.int32)
-        # A sample is drawn from the row of the token before it.
+        # A sample is drawn from the row with the token before it as its input.
         first_rows = np.repeat(query_start_loc[:-1] - starts, num_samples)
         longer = np.flatnonzero(lens != 1)
         return InputBatch(
@@ -160,7 +160,7 @@ class InputBatchBuilder:
             slot_mappings=self._slots_of(items, starts, lens, positions),
             query_start_loc=query_start_loc,
             seq_lens=starts + lens,
-            logits_indices=(first_rows + sample_positions - 1).astype(np.int64),
+            logits_indices=(first_rows + sample_positions - (1 + lead)).astype(np.int64),
             sample_positions=sample_positions,
             num_decodes=int(longer[0]) if len(longer) else len(items),
             continued=[],

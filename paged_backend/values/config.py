@@ -23,7 +23,6 @@ from paged_backend.values.options.parallel import ParallelOptions
 from paged_backend.values.options.reporting import ReportingOptions
 from paged_backend.values.options.responses import ResponseOptions
 from paged_backend.values.options.scheduling import SchedulingOptions
-from paged_backend.values.options.speculation import DRAFT_MODEL
 from paged_backend.values.validation import check_fields, from_mapping
 
 
@@ -64,15 +63,15 @@ class EngineConfig(
         self.check_scheduling()
         self.check_reporting()
         self._check_engines()
-        self._check_draft_model()
+        self._check_drafts()
 
-    def _check_draft_model(self) -> None:
-        """Refuse a draft model of a model that several ranks compute."""
+    def _check_drafts(self) -> None:
+        """Refuse drafts that the worker draws for a model that several ranks compute."""
         speculation = self.speculation()
-        if speculation is not None and speculation.method == DRAFT_MODEL and self.num_ranks > 1:
+        if speculation is not None and speculation.draws_drafts and self.num_ranks > 1:
             raise option_error(
                 "speculative_config.method",
-                f"can be {DRAFT_MODEL} only for one rank; got {self.num_ranks}",
+                f"can be {speculation.method} only for one rank; got {self.num_ranks}",
             )
 
     def _check_engines(self) -> None:

@@ -11,8 +11,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 from checkpoints import make_checkpoint
-from free_drafts import make_drafts_free
+from free_drafts import make_drafts_free, see_drafts
 from oracle import make_engine
+from prediction_layers import DraftOracle, make_always_right, make_predicting
 
 from paged_backend.core.drafter import Draft
 from paged_backend.core.scheduler_output import SchedulerOutput
@@ -92,7 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine_for(folder: Path, **options: Any) -> Engine:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**20}
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**21}
     engine = make_engine(folder, device=device, **{**sizes, **options})
     runner = engine.executor.model_runner
     assert isinstance(getattr(runner, "main", runner), GpuModelRunner)
@@ -218,6 +219,43 @@ def test_tokens_with_a_draft_model_are_those_without(
         assert stats.num_accepted_tokens < stats.num_draft_tokens / 4
     assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} & set(shapes[0])
     assert {StepShape.decodes(4), StepShape.mixed(4, 64)} <= set(shapes[1])
+
+
+def test_drafts_of_a_layer_that_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are transformers' own, in steps that are padded to the shapes of graphs."""
+    seen = see_drafts(monkeypatch)
+    make_predicting("glm4-moe", tmp_path)
+    config = {"method": "mtp", "num_speculative_tokens": 3}
+    engine = engine_for(
+        tmp_path, speculative_config=config, async_scheduling=True, enable_prefix_caching=False
+    )
+    runner = engine.executor.model_runner
+    shapes = [use_shapes(each) for each in (runner.main, runner._draft)]
+    oracle = DraftOracle(tmp_path)
+    for index in range(4):
+        prompt = [(7 * index + 3 * place) % 190 + 3 for place in range(5 + 9 * index)]
+        params = SamplingParams(temperature=0, max_tokens=12)
+        engine.add_request(Request(f"r{index}", prompt, params))
+    while engine.has_unfinished:
+        engine.step()
+    found = [(tokens, drafts) for tokens, drafts in seen if drafts]
+    assert len(found) > 20
+    for tokens, drafts in found:
+        assert drafts == oracle.drafts(tokens, len(drafts))
+    assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} & set(shapes[0])
+    assert {StepShape.decodes(4), StepShape.mixed(4, 64)} <= set(shapes[1])
+
+
+def test_tokens_with_a_layer_that_predicts_are_those_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_drafts_free(monkeypatch)
+    make_always_right("glm4-moe", tmp_path)
+    config = {"method": "mtp", "num_speculative_tokens": 3}
+    engine = engine_for(tmp_path, speculative_config=config, async_scheduling=True)
+    assert answers_of(engine) == answers_of(engine_for(tmp_path))
+    stats = engine.stats()
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 40
 
 
 class Event:

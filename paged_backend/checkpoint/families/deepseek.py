@@ -87,7 +87,7 @@ def _variant(
         attention_scale=latent_scale(config, latent),
         moe=moe if any(moe_layers) else None,
         moe_layers=moe_layers if any(moe_layers) else (),
-        unused_layers=unused_layers(config),
+        prediction_layers=prediction_layers(config),
     )
 
 
@@ -100,7 +100,7 @@ def after_dense(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
     return tuple(layer >= first for layer in range(num_layers))
 
 
-def unused_layers(config: ConfigFile) -> int:
+def prediction_layers(config: ConfigFile) -> int:
     """Read the number of layers after the last one, which predict more tokens of a step."""
     return config.integer("num_nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
 

@@ -7,7 +7,7 @@ DeepSeek V3's experts behind the usual attention. For GLM-4 MoE Lite, see `deeps
 from __future__ import annotations
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.families.deepseek import after_dense, unused_layers
+from paged_backend.checkpoint.families.deepseek import after_dense, prediction_layers
 from paged_backend.checkpoint.families.keys import rotary_dim
 from paged_backend.checkpoint.moe_reader import read_deepseek_v3
 from paged_backend.checkpoint.shape import Biases, LayerNorms, QKNormScope, Rotary, Variant
@@ -42,5 +42,5 @@ def glm4_moe(config: ConfigFile, num_layers: int) -> Variant:
         rotary=Rotary(dim=rotary_dim(config, head_dim, default=0.5)),
         moe=moe if any(moe_layers) else None,
         moe_layers=moe_layers if any(moe_layers) else (),
-        unused_layers=unused_layers(config),
+        prediction_layers=prediction_layers(config),
     )

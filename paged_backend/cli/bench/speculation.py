@@ -10,7 +10,6 @@ from paged_backend.tools.bench.speculation_traces import KINDS
 from paged_backend.values import engine_args
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.options.speculation import DRAFT_MODEL
 
 
 def add_parser(kinds: Subparsers) -> None:
@@ -57,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     config = engine_args.from_mapping(engine_options(args)).config
     use_threads(args)
     speculation = config.speculation()
-    has_draft_model = speculation is not None and speculation.method == DRAFT_MODEL
-    if args.simulate_device_ms is None or not has_draft_model:
+    draws = speculation is not None and speculation.draws_drafts
+    if args.simulate_device_ms is None or not draws:
         for name in ("simulate_pass_ms", "simulate_chance"):
             if getattr(args, name) is not None:
                 flag = name.replace("_", "-")

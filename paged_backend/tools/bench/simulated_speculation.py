@@ -12,7 +12,6 @@ from paged_backend.engine.engine import Engine
 from paged_backend.tools.bench.simulated_device import SimulatedDrafts, SimulatedExecutor
 from paged_backend.tools.bench.speculation import SpeculationBench, SpeculationFigures
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.options.speculation import DRAFT_MODEL
 
 _MAX_MODEL_LEN = 2048  # longer than any trace
 
@@ -56,8 +55,8 @@ class SimulatedSpeculationBench(SpeculationBench):
 
     def __init__(self, config: EngineConfig, step_s: float, drafts: SimulatedDrafts) -> None:
         speculation = config.speculation()
-        has_draft_model = speculation is not None and speculation.method == DRAFT_MODEL
-        self._step_s, self._drafts = step_s, drafts if has_draft_model else None
+        draws = speculation is not None and speculation.draws_drafts
+        self._step_s, self._drafts = step_s, drafts if draws else None
         self._idle: dict[bool, list[float]] = {False: [], True: []}  # shares, by side
         super().__init__(config)
 

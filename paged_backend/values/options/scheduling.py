@@ -7,7 +7,6 @@ from typing import Any
 
 from paged_backend.values.errors import option_error
 from paged_backend.values.options.speculation import (
-    DRAFT_MODEL,
     MAX_DRAFTS,
     SpeculativeConfig,
     describe_fields,
@@ -149,7 +148,7 @@ class SchedulingOptions:
                 defaults.draws_ahead
                 and is_async
                 and speculation is not None
-                and speculation.method != DRAFT_MODEL
+                and not speculation.draws_drafts
             ),
             match_lengths=(1, 1) if speculation is None else speculation.match_lengths,
         )

@@ -12,12 +12,13 @@ from paged_backend.values.validation import Rule, check_fields, checked, from_ma
 
 OPTION = "speculative_config"
 DRAFT_MODEL = "draft_model"
-METHODS = ("ngram", "suffix", DRAFT_MODEL)
-_CHOICE = "ngram, suffix or draft_model"
+MTP = "mtp"
+METHODS = ("ngram", "suffix", DRAFT_MODEL, MTP)
+_CHOICE = "ngram, suffix, draft_model or mtp"
 MAX_DRAFTS = 64
 _MAX_MATCH = 64
-# vLLM's other methods need layers that guess from the hidden states of the model.
-_OTHER_METHODS = ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash")
+# vLLM's other methods need checkpoints of layers that guess from hidden states of the model.
+_OTHER_METHODS = ("eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,11 @@ class SpeculativeConfig:
         if not isinstance(model, str) or not (base / model).exists():
             return values
         return {**values, "model": str((base / model).resolve())}
+
+    @property
+    def draws_drafts(self) -> bool:
+        """True if the worker draws the drafts, with a draft model or a layer of the model."""
+        return self.method in (DRAFT_MODEL, MTP)
 
     @property
     def match_lengths(self) -> tuple[int, int]:

@@ -1,0 +1,109 @@
+"""The layer of a checkpoint that predicts one more token, which guesses as a draft model does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
+from paged_backend.models.blocks import prefixed
+from paged_backend.models.decoder import Decoder
+from paged_backend.models.hidden_states import HiddenStates
+from paged_backend.models.layers import Kernels
+from paged_backend.models.linear import LinearSpec
+from paged_backend.models.states import StateLayer
+
+
+class PredictionLayer:
+    """See :class:`~paged_backend.models.base.LoadableModel`.
+
+    The row of a token reads its last hidden state, and the embedding of the token after it, which
+    is the input. It predicts the token after that one. Its result takes the place of the next
+    token's hidden state until the model computes it, so that the layer can go on from there.
+    `read_from` must be called before `forward`.
+
+    Args:
+        config: the result of `checkpoint.prediction.prediction_layer`.
+        max_model_len: tokens of the longest sequence.
+        kernels: the platform.
+    """
+
+    head = None
+    state_layers: Sequence[StateLayer] = ()
+
+    def __init__(self, config: ModelConfig, max_model_len: int, kernels: Kernels) -> None:
+        self.config = replace(config, has_output_layer=True)  # that of the model
+        self.max_model_len = max_model_len
+        self._prefix = f"model.layers.{config.num_layers - 1}"
+        self._functions = kernels.layers
+        hidden = config.hidden_size
+        self._norms = {
+            name: torch.empty(hidden, dtype=kernels.dtype, device=kernels.device)
+            for name in ("enorm", "hnorm")
+        }
+        self._projection = kernels.linear(
+            LinearSpec(2 * hidden, {"eh_proj": hidden}, prefix=self._prefix)
+        )
+        self._layer = Decoder(config, max_model_len, kernels)
+        self._model: Decoder | None = None
+        self._hidden: HiddenStates | None = None
+
+    @property
+    def attention_layers(self) -> Sequence[CachedLayer]:
+        """The attention layer."""
+        return self._layer.attention_layers
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
+        norms: dict[str, Parameter] = {f"{name}.weight": norm for name, norm in self._norms.items()}
+        return (
+            self._layer.parameters()
+            | prefixed(self._prefix, norms)
+            | prefixed(self._prefix, self._projection.parameters())
+        )
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        self._layer.pack()
+        self._projection.pack()
+
+    def read_from(self, model: Decoder, hidden: HiddenStates) -> None:
+        """Set the model with the embedding and the output layer, and its hidden states."""
+        self._model, self._hidden = model, hidden
+
+    @property
+    def weights(self) -> list[object]:
+        """The objects that hold the weights of the layer, without those of the model."""
+        return [self._norms, self._projection, self._layer]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention: AttentionBackend,
+        meta: AttentionMetadata,
+        logits_indices: Tensor | None,
+    ) -> Tensor:
+        """Run the layer, see `Model.forward`."""
+        assert self._model is not None and self._hidden is not None
+        eps, norm = self.config.rms_norm_eps, self._functions.rms_norm
+        embeddings = norm(self._model.embed(input_ids), self._norms["enorm"], eps)
+        slots = meta.slot_mappings[0]
+        hidden = self._hidden.read(slots)
+        projected = self._projection(
+            torch.cat((embeddings, norm(hidden, self._norms["hnorm"], eps)), dim=1)
+        )
+        result = self._layer.run_layers(projected, attention, meta, logits_indices)
+        self._hidden.write(self._hidden.slots_after(meta, logits_indices), result)
+        self._hidden.write(slots, hidden)  # those of the model, where the next row is in the step
+        return result
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Compute logits with the output layer of the model, see `Model.compute_logits`."""
+        assert self._model is not None
+        return self._model.compute_logits(hidden)

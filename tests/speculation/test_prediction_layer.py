@@ -1,0 +1,193 @@
+"""A layer of the checkpoint that predicts one more token guesses what transformers' own guesses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import make_checkpoint
+from free_drafts import make_drafts_free, see_drafts
+from oracle import make_engine, mixed_work
+from prediction_layers import DraftOracle, make_always_right, make_predicting
+from quantized_checkpoints import fp8
+from safetensors.torch import load_file, save_file
+
+from paged_backend import SamplingParams
+from paged_backend.engine.engine import Engine
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.request import Request
+
+FAMILIES = "deepseek-v3", "glm4-moe"
+DRAFTS = {"method": "mtp", "num_speculative_tokens": 3}
+LIMITS = {"max_num_seqs": 4, "max_num_batched_tokens": 48}
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "n": 3},
+    {"temperature": 0.8, "logprobs": 2, "top_p": 0.9, "repetition_penalty": 1.2},
+    {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.3, "min_tokens": 9},
+    {"temperature": 1.1, "top_k": 8, "bad_words_token_ids": ((5,), (9, 4))},
+    {"temperature": 0.0, "prompt_logprobs": 1, "logit_bias": ((17, 3.0),)},
+]
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A checkpoint with a layer that is always right."""
+    folder = tmp_path_factory.mktemp("right")
+    make_always_right("glm4-moe", folder)
+    yield folder
+
+
+@pytest.fixture
+def drafts_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps verify as many drafts as they may, however busy the machine is."""
+    make_drafts_free(monkeypatch)
+
+
+def requests(number: int) -> list[Request]:
+    """Prompts of which every fourth begins like the one before it, with parameters of all sorts."""
+    made = []
+    for index, (prompt, length) in enumerate(mixed_work(number)):
+        values = {"max_tokens": length + 9, "seed": index, "ignore_eos": True}
+        params = SamplingParams(**values, **PARAMS[index % len(PARAMS)])
+        made.append(Request(f"r{index}", prompt, params))
+    return made
+
+
+def answers_of(engine: Engine, wanted: list[Request]) -> dict[tuple[str, int], list[Any]]:
+    """Tokens, and the likeliest tokens at their positions."""
+    found: dict[tuple[str, int], list[Any]] = {}
+    for request in wanted:
+        engine.add_request(request)
+    while engine.has_unfinished:
+        for output in engine.step():
+            answer = found.setdefault((output.request_id, output.index), [[], []])
+            answer[0] += output.new_token_ids
+            answer[1] += [row.top_token_ids for row in output.logprobs or ()]
+        engine.scheduler.check_invariants()
+    assert engine.stats().num_used_blocks == 0
+    return found
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_are_those_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, eager: bool
+) -> None:
+    """Every draft of every step, while prompts come in parts and some drafts are right."""
+    make_predicting(family, tmp_path)
+    oracle = DraftOracle(tmp_path)
+    seen = see_drafts(monkeypatch)
+    # A shared block ends with the row of the sequence that has computed it.
+    settings = {**LIMITS, "enable_prefix_caching": False, "enforce_eager": eager}
+    engine = make_engine(tmp_path, speculative_config=DRAFTS, **settings)
+    work = mixed_work(8)
+    wanted = [
+        Request(f"r{index}", prompt, SamplingParams(temperature=0, max_tokens=length + 9))
+        for index, (prompt, length) in enumerate(work)
+    ]
+    answers_of(engine, wanted)
+    found = [(tokens, drafts) for tokens, drafts in seen if drafts]
+    assert len(found) > 100
+    for tokens, drafts in found:
+        assert drafts == oracle.drafts(tokens, len(drafts))
+
+
+@pytest.mark.usefixtures("drafts_are_free")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kv_cache_memory_bytes": 400_000, "max_model_len": 128},
+        pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.thorough),
+        pytest.param({"enforce_eager": True}, marks=pytest.mark.thorough),
+        {"quantization": "int8", "max_num_batched_tokens": 8},
+    ],
+)
+def test_tokens_are_the_same(right: Path, options: dict[str, Any]) -> None:
+    """Right drafts are accepted after prefix hits, forks, preemption and parts of prompts."""
+    settings = {**LIMITS, **options}
+    wanted = requests(12)
+    answers = answers_of(make_engine(right, **settings), wanted)
+    engine = make_engine(right, speculative_config=DRAFTS, **settings)
+    assert answers_of(engine, wanted) == answers
+    stats = engine.stats()
+    assert stats.num_draft_tokens > 60
+    if "dtype" not in options and "quantization" not in options:
+        assert stats.num_accepted_tokens == stats.num_draft_tokens
+
+
+def test_the_pool_counts_what_the_layer_keeps(tmp_path: Path) -> None:
+    """Keys and values of one more layer, and the hidden state of each token."""
+    model = make_predicting("glm4-moe", tmp_path)
+    alone = make_engine(tmp_path, **LIMITS).executor.info
+    both = make_engine(tmp_path, speculative_config=DRAFTS, **LIMITS).executor.info
+    number, size = model.config.num_hidden_layers, model.config.hidden_size
+    kept = alone.kv_bytes_per_token // number + 4 * size
+    assert both.kv_bytes_per_token == alone.kv_bytes_per_token + kept
+    stored = load_file(tmp_path / "model.safetensors")
+    copies = ("embed_tokens.weight", "head.weight")
+    names = [name for name in stored if f".{number}." in name and not name.endswith(copies)]
+    held = sum(stored[name].nbytes for name in names)
+    # Rotary tables and weights of kernels with other layouts take more.
+    assert held <= both.weight_bytes - alone.weight_bytes < 2 * held
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "options", "said"),
+    [
+        ("llama3", {}, {}, "cannot be mtp: the checkpoint must have one layer that predicts"),
+        ("glm4-moe", {"num_nextn_predict_layers": 2}, {}, "must have one layer that predicts"),
+        ("glm4-moe", {}, {"enable_lora": True}, "cannot be mtp: enable_lora is true"),
+        ("llama3", {}, {"model_impl": "transformers"}, "transformers computes the model"),
+        ("glm4-moe", {}, {"tensor_parallel_size": 2}, "can be mtp only for one rank; got 2"),
+        ("glm4-moe", {}, {}, r"1 tensor is missing, such as model\.layers\.3\.eh_proj\.weight"),
+    ],
+)
+def test_what_cannot_predict_is_refused(
+    tmp_path: Path, family: str, changes: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
+    if family == "llama3":
+        make_checkpoint(family, tmp_path)
+    else:
+        make_predicting(family, tmp_path)
+    path, file = tmp_path / "config.json", tmp_path / "model.safetensors"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    stored = load_file(file)
+    stored.pop("model.layers.3.eh_proj.weight", None)
+    save_file(stored, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=said) as caught:
+        make_engine(tmp_path, speculative_config=DRAFTS, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layer_with_weights_in_blocks_of_fp8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the published files of DeepSeek V3, in which `eh_proj` has 16 bits."""
+    make_predicting("deepseek-v3", tmp_path)
+    path, file = tmp_path / "config.json", tmp_path / "model.safetensors"
+    plain, quantized, write = load_file(file), load_file(file), fp8(16, 16, "weight_scale_inv")
+    for name in list(plain):
+        if (
+            name.startswith("model.layers.3.self_attn.")
+            and "_proj" in name
+            and plain[name].ndim > 1
+        ):
+            stored, plain[name] = write(quantized.pop(name))
+            prefix = name.removesuffix(".weight")
+            quantized |= {f"{prefix}.{suffix}": tensor for suffix, tensor in stored.items()}
+    seen = see_drafts(monkeypatch)
+    drafts = []
+    config = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 16]}
+    for tensors, section in ((plain, {}), (quantized, {"quantization_config": config})):
+        save_file(tensors, file, {"format": "pt"})
+        path.write_text(json.dumps(json.loads(path.read_text()) | section))
+        seen.clear()
+        answers_of(make_engine(tmp_path, speculative_config=DRAFTS, **LIMITS), requests(4))
+        drafts.append(list(seen))
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0]) > 20
