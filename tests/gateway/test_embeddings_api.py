@@ -26,8 +26,9 @@ def door(embedder: Server) -> Iterator[Gateway]:
 
 
 @pytest.fixture(scope="module")
-def sdk(door: Gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://{door.address}/v1", api_key="none", max_retries=0)
+def sdk(door: Gateway) -> Iterator[openai.OpenAI]:
+    with door.sdk() as api:
+        yield api
 
 
 @pytest.fixture(scope="module")
