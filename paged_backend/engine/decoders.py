@@ -255,7 +255,7 @@ def _with_kv_pool(
     )
     if model.state_layers:
         spec = replace(spec, states=StateSpec(tuple(model.state_layers)))
-    draft = load_draft_model(options, platform, model, layout, stored)
+    draft = load_draft_model(options, platform, model, layout, stored, ranks)
     run = model if draft is None else draft.recorded(model, layout)
     models = [(run, spec)] + ([] if draft is None else [(draft.model, draft.spec)])
     empty = alone and draft is None  # blocks take no memory

@@ -11,6 +11,7 @@ from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.prediction import prediction_layer
 from paged_backend.models.base import Model
 from paged_backend.models.decoder import Decoder
+from paged_backend.models.division import Ranks
 from paged_backend.models.hidden_states import HiddenStates, RecordedModel
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
 from paged_backend.models.loader import load_model
@@ -86,10 +87,13 @@ def load_draft_model(
     target: Model,
     layout: KVCacheLayout,
     stored: StoredTarget | None,
+    ranks: Ranks,
 ) -> DraftModel | None:
     """Load what the options let guess; None if they let no model guess.
 
-    All of its layers use the block table of one group without a window.
+    All of its layers use the block table of one group without a window. Each rank has the whole
+    draft model, which is small, so its passes wait for no other rank; a layer of the model is
+    divided as the others are.
 
     Args:
         options: the engine's options.
@@ -97,6 +101,7 @@ def load_draft_model(
         target: the model that it guesses for.
         layout: the groups of the block tables.
         stored: the checkpoint of the model; None if transformers computes it.
+        ranks: the ranks that compute the model together.
 
     Raises:
         ConfigError: the draft model cannot be loaded or does not fit the model.
@@ -107,13 +112,17 @@ def load_draft_model(
     if None not in layout.windows:
         raise _refuse_method(speculation.method, "all layers of the model have a window")
     if speculation.method == MTP:
-        return _load_prediction_layer(options, platform, target, stored)
+        return _load_prediction_layer(options, platform, target, stored, ranks)
     assert speculation.model is not None
     return _load_model(options, platform, target, speculation.model)
 
 
 def _load_prediction_layer(
-    options: EngineConfig, platform: Platform, target: Model, stored: StoredTarget | None
+    options: EngineConfig,
+    platform: Platform,
+    target: Model,
+    stored: StoredTarget | None,
+    ranks: Ranks,
 ) -> DraftModel:
     if stored is None or not isinstance(target, Decoder):
         raise _refuse_method(MTP, "transformers computes the model")
@@ -125,7 +134,10 @@ def _load_prediction_layer(
             MTP, "the checkpoint must have one layer that predicts tokens, see docs/speculation.md"
         )
     own = replace(options, max_model_len=target.max_model_len)
-    layer = load_model(own, config, stored.quantization, stored.folder, platform)
+    layer = load_model(
+        *(own, config, stored.quantization, stored.folder, platform, ranks),
+        by_expert=options.enable_expert_parallel,
+    )
     assert isinstance(layer, PredictionLayer)
     size = config.hidden_size
     hidden = HiddenStates(options.block_size, size, platform.dtype, platform.device)

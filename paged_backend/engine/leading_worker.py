@@ -14,6 +14,7 @@ import zmq
 from paged_backend.checkpoint.fingerprint import fingerprint
 from paged_backend.core.scheduler_output import (
     DraftGuide,
+    DrawnDrafts,
     LaunchedStep,
     ModelRunnerOutput,
     PendingOutput,
@@ -100,6 +101,8 @@ class LeadingWorker(Worker):
     def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
         """Start the forward pass of a step on all ranks.
 
+        All ranks draw the same drafts. No other rank knows the grammars, so the guide is ignored.
+
         Raises:
             EngineDead: another rank has ended.
         """
@@ -157,6 +160,9 @@ class _LeadingStep(LaunchedStep):
     others: OtherRanks
     message: bytes  # the encoded SchedulerOutput
     launched: LaunchedStep
+
+    def drawn_drafts(self) -> DrawnDrafts | None:
+        return self.launched.drawn_drafts()
 
     def greedy_token_ids(self) -> Mapping[int, int]:
         return self.launched.greedy_token_ids()

@@ -23,6 +23,7 @@ from paged_backend.values.options.parallel import ParallelOptions
 from paged_backend.values.options.reporting import ReportingOptions
 from paged_backend.values.options.responses import ResponseOptions
 from paged_backend.values.options.scheduling import SchedulingOptions
+from paged_backend.values.options.speculation import MTP
 from paged_backend.values.validation import check_fields, from_mapping
 
 
@@ -66,12 +67,12 @@ class EngineConfig(
         self._check_drafts()
 
     def _check_drafts(self) -> None:
-        """Refuse drafts that the worker draws for a model that several ranks compute."""
-        speculation = self.speculation()
-        if speculation is not None and speculation.draws_drafts and self.num_ranks > 1:
+        """Refuse drafts from hidden states that only the last of several stages has."""
+        speculation, stages = self.speculation(), self.pipeline_parallel_size
+        if speculation is not None and speculation.method == MTP and stages > 1:
             raise option_error(
                 "speculative_config.method",
-                f"can be {speculation.method} only for one rank; got {self.num_ranks}",
+                f"can be {MTP} only with a pipeline_parallel_size of 1; got {stages}",
             )
 
     def _check_engines(self) -> None:

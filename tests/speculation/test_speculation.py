@@ -210,7 +210,10 @@ def test_texts_with_stop_strings_and_structured_outputs_are_the_same() -> None:
     ("config", "said"),
     [
         ({"method": "eagle3"}, "speculative_config.method eagle3 is not supported"),
-        ({"method": "magic"}, "speculative_config.method must be ngram, suffix, draft_model or mtp"),
+        (
+            {"method": "magic"},
+            "speculative_config.method must be ngram, suffix, draft_model or mtp",
+        ),
         ({"num_speculative_tokens": 65}, "speculative_config.num_speculative_tokens must be"),
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 2}, "must not exceed prompt_lookup_max"),
         ({"depth": 4}, "depth"),
