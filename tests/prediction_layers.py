@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from checkpoints import make_checkpoint
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
@@ -17,34 +17,63 @@ from transformers.modeling_layers import MtpModel
 def make_predicting(family: str, folder: Path, **overrides: Any) -> PreTrainedModel:
     """Save a checkpoint with a random layer that predicts; return transformers' model of the rest.
 
-    The layer has the tensors of the layer before it, and its own.
+    The layer has the shapes of another layer with attention, and its own tensors.
     """
-    model = make_checkpoint(family, folder, num_nextn_predict_layers=1, **overrides)
-    number, size = model.config.num_hidden_layers, model.config.hidden_size
-    file = folder / "model.safetensors"
-    stored = load_file(file)
-    last = re.compile(rf"model\.layers\.{number - 1}\.(.*)")
-    names = [match[1] for match in map(last.fullmatch, stored) if match]
-    generator = torch.Generator().manual_seed(3)
-    layer = {name: stored[f"model.layers.{number - 1}.{name}"] for name in names}
-    layer |= {name: torch.empty(size) for name in _NORMS}
-    layer["eh_proj.weight"] = torch.empty(size, 2 * size)
-    for name, tensor in layer.items():
+    if family.startswith("qwen"):  # transformers takes the kinds of modules from the last layer
+        overrides["layer_types"] = ["linear_attention"] * 2 + ["full_attention"]
+    else:
+        overrides["num_nextn_predict_layers"] = 1
+    model = make_checkpoint(family, folder, **overrides)
+    file, size = folder / "model.safetensors", model.config.hidden_size
+    stored, generator = load_file(file), torch.Generator().manual_seed(3)
+    layer = layer_like_others(model, stored)
+    layout = layout_of(family, model.config.num_hidden_layers)
+    own = {f"{name}.weight": torch.empty(size) for name in layout.norms}
+    own[f"{layout.projection}.weight"] = torch.empty(size, 2 * size)
+    for name, tensor in {**{f"{layout.layer}.{key}": t for key, t in layer.items()}, **own}.items():
         values = torch.empty_like(tensor)
-        if name.endswith("norm.weight"):
+        if name.endswith("weight") and tensor.ndim == 1:
             values.uniform_(0.5, 1.5, generator=generator)
         else:
-            values.normal_(0, float(tensor.std()) if name in names else 0.1, generator=generator)
-        stored[f"model.layers.{number}.{name}"] = values
-    # Files have copies of these two, which nobody reads.
-    copies = {"embed_tokens.weight": stored["model.embed_tokens.weight"].clone()}
-    copies["shared_head.head.weight"] = torch.ones(1)
-    stored |= {f"model.layers.{number}.{name}": tensor for name, tensor in copies.items()}
+            deviation = 0.1 if name in own else float(tensor.std())
+            values.normal_(0, deviation, generator=generator)
+        stored[name] = values
+    if layout.has_copies:  # nobody reads them
+        stored[f"{layout.layer}.embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
+        stored[f"{layout.layer}.shared_head.head.weight"] = torch.ones(1)
     save_file(stored, file, {"format": "pt"})
     return model
 
 
-_NORMS = ("enorm.weight", "hnorm.weight", "shared_head.norm.weight")
+class Layout(NamedTuple):
+    """The names of the layer's modules; `norms` are those of embeddings, states and results."""
+
+    layer: str
+    projection: str
+    norms: tuple[str, str, str]
+    has_copies: bool
+
+
+def layout_of(family: str, num_layers: int) -> Layout:
+    if family.startswith("qwen"):
+        norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"
+        return Layout("mtp.layers.0", "mtp.fc", norms, has_copies=False)
+    layer = f"model.layers.{num_layers}"
+    norms = f"{layer}.enorm", f"{layer}.hnorm", f"{layer}.shared_head.norm"
+    return Layout(layer, f"{layer}.eh_proj", norms, has_copies=True)
+
+
+def layer_like_others(model: PreTrainedModel, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a layer with attention, and with experts if any layer has some."""
+    layers = [f"model.layers.{number}." for number in range(model.config.num_hidden_layers)]
+    parts = ("self_attn.", "mlp.experts." if "mlp.experts." in " ".join(stored) else "mlp.")
+    found: dict[str, Tensor] = {}
+    for part in parts:
+        layer = next(one for one in reversed(layers) if any(f"{one}{part}" in n for n in stored))
+        module = f"{layer}{part.partition('.')[0]}."
+        names = [name for name in stored if name.startswith(module) or "layernorm" in name]
+        found |= {n.removeprefix(layer): stored[n] for n in names if n.startswith(layer)}
+    return found
 
 
 def make_always_right(family: str, folder: Path, **overrides: Any) -> None:
@@ -82,23 +111,29 @@ class DraftOracle:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
-        number = model.config.num_hidden_layers
-        # transformers finds the layer by this list, which has the numbers in the real checkpoints.
-        model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}.*"]
+        config = model.config
+        if config.model_type.startswith("qwen"):  # transformers knows no more than the names
+            config.num_mtp_layers, config.mtp_layer_types = 1, ["full_attention"]
+        else:
+            # transformers finds the layer by this list, which has the numbers in real checkpoints.
+            number = config.num_hidden_layers
+            model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}.*"]
         self._model, self._layer = model.eval(), MtpModel.from_pretrained(model).eval()
 
     @torch.inference_mode()
-    def drafts(self, tokens: list[int], number: int) -> list[int]:
-        """The likeliest tokens after some, which the layer predicts one from the other."""
+    def confirm(self, tokens: list[int], drafts: list[int]) -> None:
+        """Check that each draft is the likeliest token after all before it.
+
+        Of two that are equally likely but for rounding, it may be either.
+        """
         ids = torch.tensor([tokens])
         outputs = self._model(ids[:, :-1], output_hidden_states=True)
-        hidden, found = outputs.hidden_states[-1], []
+        hidden = outputs.hidden_states[-1]
         ids = ids[:, 1:]
-        for _ in range(number):
+        for draft in drafts:
             positions = torch.arange(1, ids.shape[1] + 1)[None]
             results = self._layer.forward_layer(0, hidden, positions, None, input_ids=ids)
-            token = self._layer._project_to_logits(results[:, -1:])[0, 0].argmax()
-            found.append(int(token))
-            ids = torch.cat((ids, token.view(1, 1)), dim=1)
+            logits = self._layer._project_to_logits(results[:, -1:])[0, 0]
+            assert logits[draft] > logits.max() - 1e-4
+            ids = torch.cat((ids, torch.tensor([[draft]])), dim=1)
             hidden = torch.cat((hidden, results[:, -1:]), dim=1)
-        return found

@@ -22,20 +22,18 @@ def decoder_tensors(shape: ModelShape) -> Tensors:
     if stage.is_last and shape.has_classifier:
         tensors["score.weight"] = TensorSpec((1, shape.hidden_size), Role.HEAD)
     if stage.is_last:
-        tensors[f"model.{shape.variant.names.final_norm}.weight"] = _norm(shape, shape.hidden_size)
+        tensors[f"{shape.final_norm}.weight"] = _norm(shape, shape.hidden_size)
     if shape.variant.layer_inputs is not None:
         tensors |= shape.variant.layer_inputs.model_tensors(shape.hidden_size, shape.num_layers)
     for index in stage.layers:
         for name, spec in _layer_tensors(shape, index):
-            tensors[f"model.layers.{index}.{name}"] = spec
+            tensors[f"{shape.layer_name(index)}.{name}"] = spec
+    if (names := shape.prediction) is not None:
+        hidden = shape.hidden_size
+        for norm in (names.embedding_norm, names.hidden_norm):
+            tensors[f"{norm}.weight"] = _norm(shape, hidden)
+        tensors[f"{names.projection}.weight"] = TensorSpec((hidden, 2 * hidden), Role.LINEAR)
     return tensors
-
-
-def prediction_tensors(hidden_size: int) -> Tensors:
-    """Return what a layer that predicts one more token begins with, by names relative to it."""
-    norm = TensorSpec((hidden_size,), Role.NORM)
-    projection = TensorSpec((hidden_size, 2 * hidden_size), Role.LINEAR)
-    return {"enorm.weight": norm, "hnorm.weight": norm, "eh_proj.weight": projection}
 
 
 def num_read_again(shape: ModelShape) -> int:
@@ -50,8 +48,6 @@ def num_read_again(shape: ModelShape) -> int:
 
 def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorSpec]]:
     hidden = shape.hidden_size
-    if shape.predicts:
-        yield from prediction_tensors(hidden).items()
     for norm in shape.variant.norms_of(index).names:
         yield f"{norm}.weight", _norm(shape, hidden)
     mixer = shape.variant.state_mixer_of(index)

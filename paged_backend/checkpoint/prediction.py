@@ -1,8 +1,8 @@
 """The layer of a checkpoint that predicts one more token, as a model of its own.
 
-DeepSeek V3 and others store it after the last layer, with the number of this place. It reads the
-last hidden states of the model, and begins with two norms and a projection. The layout is that of
-transformers' `MtpModel` and its conversions.
+It reads the last hidden states of the model, and begins with two norms and a projection. Some
+families, such as DeepSeek V3, store it after the last layer, with the number of this place; others,
+such as Qwen3-Next, store it in a module. transformers' `MtpModel` knows both layouts.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.prediction_names import PredictionNames
 from paged_backend.checkpoint.stages import Stage
 
 
 def prediction_layer(config: ModelConfig) -> ModelConfig | None:
-    """Return the config of the layer that predicts one more token; None if there is no such layer.
+    """Return the config of the layer that predicts one more token; None if there is not just one.
 
-    Its number is the number of layers of the model. It always has experts if other layers have.
+    Its number is the number of layers of the model. It has attention, and experts if other layers
+    have.
 
     Args:
         config: the model.
@@ -24,16 +26,20 @@ def prediction_layer(config: ModelConfig) -> ModelConfig | None:
     number, variant = config.num_layers, config.variant
     if variant.prediction_layers != 1:
         return None
-    moe_layers = (*variant.moe_layers, True) if variant.moe_layers else ()
-    norm = f"layers.{number}.shared_head.norm"
+    if variant.prediction_module is None:
+        names = PredictionNames.after_layers(number)
+    else:
+        names = PredictionNames.in_module(variant.prediction_module)
     return replace(
         config,
         num_layers=number + 1,
         ropes=(*config.ropes, config.ropes[-1]),
         has_output_layer=False,
         stage=Stage(range(number, number + 1), number + 1),
-        predicts=True,
+        prediction=names,
         variant=replace(
-            variant, moe_layers=moe_layers, names=replace(variant.names, final_norm=norm)
+            variant,
+            moe_layers=(*variant.moe_layers, True) if variant.moe_layers else (),
+            state_mixers=(*variant.state_mixers, None) if variant.state_mixers else (),
         ),
     )

@@ -12,13 +12,12 @@ from paged_backend.checkpoint.latent import LatentShape
 from paged_backend.checkpoint.layer_sizes import LayerInputs, LayerSizes
 from paged_backend.checkpoint.mixers import StateMixer
 from paged_backend.checkpoint.moe import MoeShape
+from paged_backend.checkpoint.prediction_names import PredictionNames
 from paged_backend.checkpoint.shared_blocks import BLOCK, SharedBlocks
 from paged_backend.checkpoint.stages import Stage, layer_of
 from paged_backend.values.kv_cache_groups import KVSizes
 from paged_backend.values.windows import Window
 
-# Copies of the model's embedding and output layer in a layer that predicts more tokens of a step.
-_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 _KEYS_AND_VALUES = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 
 Windows = tuple[Window | None, ...]
@@ -163,8 +162,9 @@ class Variant:
         layer_inputs: inputs of layers; None for none.
         layer_scalars: each layer has a factor on the hidden states after it, ``layer_scalar``.
         shared_blocks: blocks of attention and an MLP that some layers use; None for none.
-        prediction_layers: number of the checkpoint's layers after the last one, which predict more
-            tokens of a step and are not part of the model.
+        prediction_layers: number of the checkpoint's layers that predict more tokens of a step, and
+            are not part of the model.
+        prediction_module: their module, where they are not stored after the last layer.
     """
 
     biases: Biases = Biases()
@@ -202,6 +202,7 @@ class Variant:
     layer_scalars: bool = False
     shared_blocks: SharedBlocks | None = None
     prediction_layers: int = 0
+    prediction_module: str | None = None
 
     def norms_of(self, layer: int) -> LayerNorms:
         """Return the norms of a layer."""
@@ -248,7 +249,7 @@ class ModelShape:
     has_classifier: bool = False  # the checkpoint has a head that scores
     scores_by_tokens: bool = False  # a head that scores is made of rows of the output layer
     stage: Stage | None = None  # the part of the model that a rank computes; None for all of it
-    predicts: bool = False  # the last layer predicts one more token, see `checkpoint.prediction`
+    prediction: PredictionNames | None = None  # the last layer predicts one more token; None if not
 
     @property
     def own_stage(self) -> Stage:
@@ -262,8 +263,8 @@ class ModelShape:
         a layer that reads those of another layer. A layer that predicts tokens only needs its own.
         """
         layer = layer_of(name)
-        if self.predicts:
-            return layer in self.own_stage.layers and not name.endswith(_COPIES)
+        if self.prediction is not None:
+            return self.prediction.has(name)
         if layer is None:
             return True
         shared = self.variant.shared_blocks
@@ -271,7 +272,21 @@ class ModelShape:
             return layer in shared.owners
         if layer < self.num_layers:
             return self.sizes_of(layer).shared_with is None or not _KEYS_AND_VALUES.search(name)
-        return layer >= self.num_layers + self.variant.prediction_layers
+        numbered = 0 if self.variant.prediction_module else self.variant.prediction_layers
+        return layer >= self.num_layers + numbered
+
+    def layer_name(self, layer: int) -> str:
+        """Return the checkpoint's name of a layer."""
+        if self.prediction is not None and layer == self.num_layers - 1:
+            return self.prediction.layer
+        return f"model.layers.{layer}"
+
+    @property
+    def final_norm(self) -> str:
+        """The checkpoint's name of the norm after the last layer."""
+        if self.prediction is not None:
+            return self.prediction.final_norm
+        return f"model.{self.variant.names.final_norm}"
 
     def sizes_of(self, layer: int) -> LayerSizes:
         """Return the sizes of a layer."""

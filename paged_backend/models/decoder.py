@@ -47,7 +47,12 @@ class Decoder:
         self._blocks = make_blocks(config, kernels)
         self._layers = {
             index: DecoderLayer(
-                config, index, _layer(index), tables[rope], kernels, self._blocks.get(index)
+                config,
+                index,
+                config.layer_name(index),
+                tables[rope],
+                kernels,
+                self._blocks.get(index),
             )
             for index, rope in ropes.items()
         }
@@ -88,8 +93,7 @@ class Decoder:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         parameters: dict[str, Parameter] = {}
         if self._norm is not None:
-            name = self.config.variant.names.final_norm
-            parameters[f"model.{name}.weight"] = self._norm
+            parameters[f"{self.config.final_norm}.weight"] = self._norm
         if self._lm_head is not None:
             parameters |= self._lm_head.parameters()
         if self._embedding is not None:
@@ -101,7 +105,7 @@ class Decoder:
         for block in dict.fromkeys(self._blocks.values()):
             parameters |= block.parameters()
         for index, layer in self._layers.items():
-            parameters |= prefixed(_layer(index), layer.parameters())
+            parameters |= prefixed(self.config.layer_name(index), layer.parameters())
         return parameters
 
     def pack(self) -> None:
@@ -239,8 +243,3 @@ class Decoder:
         if weight is None:
             return x
         return self._functions.rms_norm(x, weight, self.config.rms_norm_eps)
-
-
-def _layer(index: int) -> str:
-    """Return the name of a layer in the checkpoint."""
-    return f"model.layers.{index}"

@@ -110,7 +110,9 @@ def load_model(
 def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels) -> LoadableModel:
     """Create the model for the checkpoint's architecture; its weights are allocated, not loaded."""
     path = ARCHITECTURES[model_config.architecture].model
-    module, _, name = (_PREDICTION_LAYER if model_config.predicts else path).partition(":")
+    module, _, name = (path if model_config.prediction is None else _PREDICTION_LAYER).partition(
+        ":"
+    )
     model: LoadableModel = getattr(import_module(module), name)(
         model_config, max_model_len, kernels
     )

@@ -11,10 +11,9 @@ from torch import Tensor
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, CachedLayer
-from paged_backend.models.blocks import prefixed
 from paged_backend.models.decoder import Decoder
 from paged_backend.models.hidden_states import HiddenStates
-from paged_backend.models.layers import Kernels
+from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearSpec
 from paged_backend.models.states import StateLayer
 
@@ -39,16 +38,14 @@ class PredictionLayer:
     def __init__(self, config: ModelConfig, max_model_len: int, kernels: Kernels) -> None:
         self.config = replace(config, has_output_layer=True)  # that of the model
         self.max_model_len = max_model_len
-        self._prefix = f"model.layers.{config.num_layers - 1}"
+        assert config.prediction is not None
+        self._names = names = config.prediction
         self._functions = kernels.layers
         hidden = config.hidden_size
-        self._norms = {
-            name: torch.empty(hidden, dtype=kernels.dtype, device=kernels.device)
-            for name in ("enorm", "hnorm")
-        }
-        self._projection = kernels.linear(
-            LinearSpec(2 * hidden, {"eh_proj": hidden}, prefix=self._prefix)
-        )
+        self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
+        self._embedding_norm = self._norm_weights.empty(hidden)
+        self._hidden_norm = self._norm_weights.empty(hidden)
+        self._projection = kernels.linear(LinearSpec(2 * hidden, {names.projection: hidden}))
         self._layer = Decoder(config, max_model_len, kernels)
         self._model: Decoder | None = None
         self._hidden: HiddenStates | None = None
@@ -60,16 +57,16 @@ class PredictionLayer:
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        norms: dict[str, Parameter] = {f"{name}.weight": norm for name, norm in self._norms.items()}
-        return (
-            self._layer.parameters()
-            | prefixed(self._prefix, norms)
-            | prefixed(self._prefix, self._projection.parameters())
-        )
+        norms: dict[str, Parameter] = {
+            f"{self._names.embedding_norm}.weight": self._embedding_norm,
+            f"{self._names.hidden_norm}.weight": self._hidden_norm,
+        }
+        return self._layer.parameters() | norms | self._projection.parameters()
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
         self._layer.pack()
+        self._norm_weights.pack()
         self._projection.pack()
 
     def read_from(self, model: Decoder, hidden: HiddenStates) -> None:
@@ -79,7 +76,7 @@ class PredictionLayer:
     @property
     def weights(self) -> list[object]:
         """The objects that hold the weights of the layer, without those of the model."""
-        return [self._norms, self._projection, self._layer]
+        return [self._norm_weights, self._projection, self._layer]
 
     @torch.inference_mode()
     def forward(
@@ -92,11 +89,11 @@ class PredictionLayer:
         """Run the layer, see `Model.forward`."""
         assert self._model is not None and self._hidden is not None
         eps, norm = self.config.rms_norm_eps, self._functions.rms_norm
-        embeddings = norm(self._model.embed(input_ids), self._norms["enorm"], eps)
+        embeddings = norm(self._model.embed(input_ids), self._embedding_norm, eps)
         slots = meta.slot_mappings[0]
         hidden = self._hidden.read(slots)
         projected = self._projection(
-            torch.cat((embeddings, norm(hidden, self._norms["hnorm"], eps)), dim=1)
+            torch.cat((embeddings, norm(hidden, self._hidden_norm, eps)), dim=1)
         )
         result = self._layer.run_layers(projected, attention, meta, logits_indices)
         self._hidden.write(self._hidden.slots_after(meta, logits_indices), result)

@@ -20,7 +20,7 @@ from paged_backend.engine.engine import Engine
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.request import Request
 
-FAMILIES = "deepseek-v3", "glm4-moe"
+FAMILIES = "deepseek-v3", "glm4-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"
 DRAFTS = {"method": "mtp", "num_speculative_tokens": 3}
 LIMITS = {"max_num_seqs": 4, "max_num_batched_tokens": 48}
 PARAMS: list[dict[str, Any]] = [
@@ -91,9 +91,9 @@ def test_drafts_are_those_of_transformers(
     ]
     answers_of(engine, wanted)
     found = [(tokens, drafts) for tokens, drafts in seen if drafts]
-    assert len(found) > 100
+    assert len(found) > 60
     for tokens, drafts in found:
-        assert drafts == oracle.drafts(tokens, len(drafts))
+        oracle.confirm(tokens, drafts)
 
 
 @pytest.mark.usefixtures("drafts_are_free")
@@ -120,6 +120,28 @@ def test_tokens_are_the_same(right: Path, options: dict[str, Any]) -> None:
         assert stats.num_accepted_tokens == stats.num_draft_tokens
 
 
+@pytest.mark.usefixtures("drafts_are_free")
+@pytest.mark.parametrize(
+    "family", [pytest.param("qwen3-next", marks=pytest.mark.thorough), "qwen3.5"]
+)
+def test_tokens_of_models_with_states_are_the_same(tmp_path: Path, family: str) -> None:
+    """Two tokens are likely, so that many drafts are right, and many follow a wrong one."""
+    make_predicting(family, tmp_path)
+    values = {"temperature": 1.0, "max_tokens": 30, "ignore_eos": True, "logprobs": 1}
+    bias = ((5, 40.0), (9, 40.0))
+    wanted = [
+        Request(
+            f"r{seed}", [4, 8, 15 + seed], SamplingParams(**values, seed=seed, n=2, logit_bias=bias)
+        )
+        for seed in range(4)
+    ]
+    answers = answers_of(make_engine(tmp_path, **LIMITS), wanted)
+    engine = make_engine(tmp_path, speculative_config=DRAFTS, **LIMITS)
+    assert answers_of(engine, wanted) == answers
+    stats = engine.stats()
+    assert 0.2 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.8
+
+
 def test_the_pool_counts_what_the_layer_keeps(tmp_path: Path) -> None:
     """Keys and values of one more layer, and the hidden state of each token."""
     model = make_predicting("glm4-moe", tmp_path)
@@ -141,6 +163,14 @@ def test_the_pool_counts_what_the_layer_keeps(tmp_path: Path) -> None:
     [
         ("llama3", {}, {}, "cannot be mtp: the checkpoint must have one layer that predicts"),
         ("glm4-moe", {"num_nextn_predict_layers": 2}, {}, "must have one layer that predicts"),
+        ("qwen3.5", {"mtp_num_hidden_layers": 0}, {}, "must have one layer that predicts"),
+        (
+            "qwen3.5",
+            {"mtp_use_dedicated_embeddings": True},
+            {},
+            "must have one layer that predicts",
+        ),
+        ("qwen3.5", {}, {}, r"1 tensor is missing, such as mtp\.fc\.weight"),
         ("glm4-moe", {}, {"enable_lora": True}, "cannot be mtp: enable_lora is true"),
         ("llama3", {}, {"model_impl": "transformers"}, "transformers computes the model"),
         ("glm4-moe", {}, {}, r"1 tensor is missing, such as model\.layers\.3\.eh_proj\.weight"),
@@ -156,7 +186,8 @@ def test_what_cannot_predict_is_refused(
     path, file = tmp_path / "config.json", tmp_path / "model.safetensors"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     stored = load_file(file)
-    stored.pop("model.layers.3.eh_proj.weight", None)
+    for name in ("model.layers.3.eh_proj.weight", "mtp.fc.weight"):
+        stored.pop(name, None)
     save_file(stored, file, {"format": "pt"})
     with pytest.raises(ConfigError, match=said) as caught:
         make_engine(tmp_path, speculative_config=DRAFTS, **options)

@@ -15,6 +15,7 @@ from paged_backend.checkpoint.families.keys import (
     rotary_dim,
     windows_of,
 )
+from paged_backend.checkpoint.limits import MAX_LAYERS
 from paged_backend.checkpoint.mixers import DeltaLayout, DeltaShape
 from paged_backend.checkpoint.moe import MoeShape
 from paged_backend.checkpoint.moe_reader import read_qwen2_moe, read_qwen3_moe
@@ -94,7 +95,19 @@ def _hybrid(config: ConfigFile, num_layers: int, layout: DeltaLayout) -> Variant
         rotary=Rotary(dim=dim),
         state_mixers=tuple(shape if kind == LINEAR else None for kind in kinds),
         gated_attention=True,
+        prediction_layers=_prediction_layers(config),
+        prediction_module="mtp",
     )
+
+
+def _prediction_layers(config: ConfigFile) -> int:
+    """Read the number of layers that predict more tokens with the model's embedding.
+
+    Published files of Qwen3-Next have one, and no key for it.
+    """
+    if config.flag("mtp_use_dedicated_embeddings", False):
+        return 0
+    return config.integer("mtp_num_hidden_layers", 1, low=0, high=MAX_LAYERS)
 
 
 def read_delta(config: ConfigFile, layout: DeltaLayout) -> DeltaShape:

@@ -1,0 +1,47 @@
+"""The names of the modules of a layer that predicts one more token."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+from paged_backend.checkpoint.tensor_names import usual_name
+
+# Copies of the model's embedding and output layer that files may have.
+_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionNames:
+    """The checkpoint's names of the modules.
+
+    Attributes:
+        layer: a layer like those of the model.
+        embedding_norm: the norm of the embeddings that it begins with.
+        hidden_norm: the norm of hidden states that it begins with.
+        projection: makes the layer's input of both.
+        final_norm: the norm after the layer.
+    """
+
+    layer: str
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    final_norm: str
+
+    @classmethod
+    def after_layers(cls, number: int) -> PredictionNames:
+        """Return the names of DeepSeek V3, which numbers the layer as if it were the next one."""
+        layer = f"model.layers.{number}"
+        norms = f"{layer}.enorm", f"{layer}.hnorm"
+        return cls(layer, *norms, f"{layer}.eh_proj", f"{layer}.shared_head.norm")
+
+    @classmethod
+    def in_module(cls, name: str) -> PredictionNames:
+        """Return the names of Qwen3-Next, which has a module with everything."""
+        norms = f"{name}.pre_fc_norm_embedding", f"{name}.pre_fc_norm_hidden"
+        return cls(f"{name}.layers.0", *norms, f"{name}.fc", f"{name}.norm")
+
+    def has(self, name: str) -> bool:
+        """Return whether a tensor of the checkpoint belongs to one of the modules."""
+        name, modules = usual_name(name), tuple(f"{module}." for module in astuple(self))
+        return name.startswith(modules) and not name.endswith(_COPIES)
