@@ -14,10 +14,19 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 
-def make_predicting(family: str, folder: Path, **overrides: Any) -> PreTrainedModel:
+def make_predicting(
+    family: str, folder: Path, *, num_likely: int | None = None, **overrides: Any
+) -> PreTrainedModel:
     """Save a checkpoint with a random layer that predicts; return transformers' model of the rest.
 
     The layer has the shapes of another layer with attention, and its own tensors.
+
+    Args:
+        family: see `make_checkpoint`.
+        folder: the checkpoint.
+        num_likely: number of tokens that are ever likely, of which some are then guessed; None for
+            all of them.
+        overrides: see `make_checkpoint`.
     """
     if family.startswith("qwen"):  # transformers takes the kinds of modules from the last layer
         overrides["layer_types"] = ["linear_attention"] * 2 + ["full_attention"]
@@ -38,11 +47,17 @@ def make_predicting(family: str, folder: Path, **overrides: Any) -> PreTrainedMo
             deviation = 0.1 if name in own else float(tensor.std())
             values.normal_(0, deviation, generator=generator)
         stored[name] = values
+    if num_likely is not None:
+        head = stored["lm_head.weight"]
+        head[:_FIRST] = head[_FIRST + num_likely :] = 0
     if layout.has_copies:  # nobody reads them
         stored[f"{layout.layer}.embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
         stored[f"{layout.layer}.shared_head.head.weight"] = torch.ones(1)
     save_file(stored, file, {"format": "pt"})
     return model
+
+
+_FIRST = 3  # the first token that may be likely, behind those that end a generation
 
 
 class Layout(NamedTuple):

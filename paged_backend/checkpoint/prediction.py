@@ -1,8 +1,8 @@
 """The layer of a checkpoint that predicts one more token, as a model of its own.
 
 It reads the last hidden states of the model, and begins with two norms and a projection. Some
-families, such as DeepSeek V3, store it after the last layer, with the number of this place; others,
-such as Qwen3-Next, store it in a module. transformers' `MtpModel` knows both layouts.
+families, such as DeepSeek V3, store it as `model.layers.N`, where N is the number of layers, and
+others, such as Qwen3-Next, in a module. transformers' `MtpModel` knows both layouts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from paged_backend.checkpoint.stages import Stage
 def prediction_layer(config: ModelConfig) -> ModelConfig | None:
     """Return the config of the layer that predicts one more token; None if there is not just one.
 
-    Its number is the number of layers of the model. It has attention, and experts if other layers
-    have.
+    Its number is the number of layers of the model. It has attention, and experts if any layer of
+    the model has some.
 
     Args:
         config: the model.

@@ -6,8 +6,8 @@ from dataclasses import astuple, dataclass
 
 from paged_backend.checkpoint.tensor_names import usual_name
 
-# Copies of the model's embedding and output layer that files may have.
-_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+# Modules with copies of the model's embedding and output layer, which files may have.
+_COPIES = (".embed_tokens.", ".shared_head.head.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +44,4 @@ class PredictionNames:
     def has(self, name: str) -> bool:
         """Return whether a tensor of the checkpoint belongs to one of the modules."""
         name, modules = usual_name(name), tuple(f"{module}." for module in astuple(self))
-        return name.startswith(modules) and not name.endswith(_COPIES)
+        return name.startswith(modules) and not any(copy in name for copy in _COPIES)

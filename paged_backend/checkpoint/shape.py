@@ -260,7 +260,7 @@ class ModelShape:
         """Return False for a tensor that files may have, and that the model does without.
 
         Such tensors belong to layers that predict more tokens of a step, or are keys and values of
-        a layer that reads those of another layer. A layer that predicts tokens only needs its own.
+        a layer that reads those of another layer. A layer that predicts needs only its own.
         """
         layer = layer_of(name)
         if self.prediction is not None:

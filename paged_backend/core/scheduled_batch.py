@@ -162,8 +162,8 @@ class ScheduledBatch:
     # a state.
     state_slots: list[tuple[int, int]] = field(default_factory=list)
     guide: DraftGuide | None = None  # the tokens that the draft model may draw; None: all
-    # Places of a row's input after its own. A sample is drawn from the row with the token before it
-    # as its input.
+    # Number of places from the token of a row to the token that is its input: 1 for a layer that
+    # predicts, of which the row of token i has token i + 1 as its input.
     lead: int = 0
 
     @property
@@ -175,7 +175,12 @@ class ScheduledBatch:
 
     @classmethod
     def of(cls, scheduled: list[ScheduledSequence], lead: int = 0) -> ScheduledBatch:
-        """Return a step of these sequences, which continues none and which none continues."""
+        """Return a step of these sequences, which continues none and which none continues.
+
+        Args:
+            scheduled: the sequences.
+            lead: number of places from the token of a row to the token that is its input.
+        """
         return cls(ContinuedSequences([], [], []), scheduled, 0, [], [], lead=lead)
 
     def with_drafts(self, drafts: Mapping[int, list[int]]) -> ScheduledBatch:

@@ -15,12 +15,13 @@ from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.stages import problem_of_stages
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
-from paged_backend.engine.draft_models import StoredTarget, load_draft_model
+from paged_backend.engine.draft_models import load_draft_model
 from paged_backend.engine.loaded_model import (
     LoadedModel,
     check_whole_prompts_fit,
     refuse_stages,
 )
+from paged_backend.engine.prediction_layers import StoredTarget, check_prediction_layer
 from paged_backend.engine.state_pool import sized, state_layout
 from paged_backend.models.adapter_slots import AdapterSlots
 from paged_backend.models.attention import CachedLayer
@@ -79,6 +80,8 @@ class StoredDecoder:
         """Load the weights, size the KV pool and make the model runner."""
         options, config = self.options, self.config
         quantization = read_quantization(self.folder, config.file)
+        stored = StoredTarget(self.folder, config, quantization)
+        check_prediction_layer(options, stored)
         max_model_len = decoder_max_model_len(options, config)
         pool_bytes = options.kv_cache_memory_bytes or platform.default_kv_cache_bytes
         if pool_bytes is not None:
@@ -115,7 +118,6 @@ class StoredDecoder:
             by_expert=by_expert,
             adapters=adapters,
         )
-        stored = StoredTarget(self.folder, self.config, quantization)
         return _with_kv_pool(model, platform, limits, options, stored, ranks, layers, adapters)
 
 
@@ -158,6 +160,7 @@ class StoredFallback:
         """Load the weights, size the KV pool and make the model runner."""
         from paged_backend.models.transformers_model import load_transformers_model
 
+        check_prediction_layer(self.options, None)
         if ranks.tensor is not None and self.options.enable_expert_parallel:
             raise option_error(
                 "enable_expert_parallel",
@@ -255,7 +258,8 @@ def _with_kv_pool(
     )
     if model.state_layers:
         spec = replace(spec, states=StateSpec(tuple(model.state_layers)))
-    draft = load_draft_model(options, platform, model, layout, stored, ranks)
+    of_model = replace(options, kv_cache_dtype=kv_dtype)
+    draft = load_draft_model(of_model, platform, model, layout, stored, ranks)
     run = model if draft is None else draft.recorded(model, layout)
     models = [(run, spec)] + ([] if draft is None else [(draft.model, draft.spec)])
     empty = alone and draft is None  # blocks take no memory

@@ -7,17 +7,19 @@ from pathlib import Path
 
 from paged_backend.checkpoint.fallback_config import uses_fallback
 from paged_backend.checkpoint.hub import resolve_model, resolve_tokenizer
-from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
-from paged_backend.checkpoint.prediction import prediction_layer
+from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.engine.prediction_layers import (
+    StoredTarget,
+    load_prediction_layer,
+    refuse_method,
+)
 from paged_backend.models.base import Model
 from paged_backend.models.decoder import Decoder
 from paged_backend.models.division import Ranks
 from paged_backend.models.hidden_states import HiddenStates, RecordedModel
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
 from paged_backend.models.loader import load_model
-from paged_backend.models.prediction import PredictionLayer
 from paged_backend.platforms.base import Platform
-from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 from paged_backend.values.config import EngineConfig
@@ -28,21 +30,6 @@ from paged_backend.values.options.speculation import MTP
 from paged_backend.values.validation import shorten
 
 _OPTION = "speculative_config.model"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTarget:
-    """The checkpoint of the model that is guessed for.
-
-    Attributes:
-        folder: the checkpoint.
-        config: its configuration.
-        quantization: how it is quantized; None if it is not.
-    """
-
-    folder: Path
-    config: ModelConfig
-    quantization: Quantization | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +52,17 @@ class DraftModel:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes besides those in the pool of the model."""
-        hidden = 0 if self.hidden is None else self.hidden.bytes_per_token
-        return self.spec.bytes_per_token + hidden
+        return self.spec.bytes_per_token + self._hidden_bytes
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes that one block takes besides those in the pool of the model."""
-        hidden = 0 if self.hidden is None else self.hidden.bytes_per_token
-        return self.spec.bytes_per_block + hidden * self.spec.block_size
+        return self.spec.bytes_per_block + self.spec.block_size * self._hidden_bytes
+
+    @property
+    def _hidden_bytes(self) -> int:
+        """Bytes of the hidden state of one token."""
+        return 0 if self.hidden is None else self.hidden.bytes_per_token
 
     def recorded(self, target: Model, layout: KVCacheLayout) -> Model:
         """Return the model that is guessed for, which keeps its hidden states if they are read."""
@@ -89,14 +79,14 @@ def load_draft_model(
     stored: StoredTarget | None,
     ranks: Ranks,
 ) -> DraftModel | None:
-    """Load what the options let guess; None if they let no model guess.
+    """Load the draft model, or the layer that predicts; None if the options ask for neither.
 
-    All of its layers use the block table of one group without a window. Each rank has the whole
-    draft model, which is small, so its passes wait for no other rank; a layer of the model is
+    Its layers all use the block table of one group without a window. Each rank has the whole draft
+    model, which is small, so its passes wait for no other rank; a layer of the checkpoint is
     divided as the others are.
 
     Args:
-        options: the engine's options.
+        options: the engine's options, with the `kv_cache_dtype` of the model.
         platform: where both models compute.
         target: the model that it guesses for.
         layout: the groups of the block tables.
@@ -107,42 +97,17 @@ def load_draft_model(
         ConfigError: the draft model cannot be loaded or does not fit the model.
     """
     speculation = options.speculation()
-    if speculation is None or not speculation.draws_drafts:
+    if speculation is None or not speculation.is_drawn_by_worker:
         return None
     if None not in layout.windows:
-        raise _refuse_method(speculation.method, "all layers of the model have a window")
+        raise refuse_method(speculation.method, "all layers of the model have a window")
     if speculation.method == MTP:
-        return _load_prediction_layer(options, platform, target, stored, ranks)
+        if stored is None or not isinstance(target, Decoder):
+            raise refuse_method(MTP, "the model has no embedding that a layer could share")
+        layer, hidden = load_prediction_layer(options, platform, target, stored, ranks)
+        return DraftModel(layer, _spec_of(layer, options, platform), layer.weights, hidden)
     assert speculation.model is not None
     return _load_model(options, platform, target, speculation.model)
-
-
-def _load_prediction_layer(
-    options: EngineConfig,
-    platform: Platform,
-    target: Model,
-    stored: StoredTarget | None,
-    ranks: Ranks,
-) -> DraftModel:
-    if stored is None or not isinstance(target, Decoder):
-        raise _refuse_method(MTP, "transformers computes the model")
-    if options.enable_lora:
-        raise _refuse_method(MTP, "enable_lora is true")
-    config = prediction_layer(stored.config)
-    if config is None:
-        raise _refuse_method(
-            MTP, "the checkpoint must have one layer that predicts tokens, see docs/speculation.md"
-        )
-    own = replace(options, max_model_len=target.max_model_len)
-    layer = load_model(
-        *(own, config, stored.quantization, stored.folder, platform, ranks),
-        by_expert=options.enable_expert_parallel,
-    )
-    assert isinstance(layer, PredictionLayer)
-    size = config.hidden_size
-    hidden = HiddenStates(options.block_size, size, platform.dtype, platform.device)
-    layer.read_from(target, hidden)
-    return DraftModel(layer, _spec_of(layer, options, platform), layer.weights, hidden)
 
 
 def _spec_of(model: Model, options: EngineConfig, platform: Platform) -> KVCacheSpec:
@@ -181,10 +146,6 @@ def _load_model(options: EngineConfig, platform: Platform, target: Model, name: 
     except ConfigError as error:
         raise ConfigError(f"{_OPTION} {shorten(name)}: {error}") from error
     return DraftModel(model, _spec_of(model, options, platform), model)
-
-
-def _refuse_method(method: str, reason: str) -> ConfigError:
-    return option_error("speculative_config.method", f"cannot be {method}: {reason}")
 
 
 def _check_tokens(

@@ -111,7 +111,7 @@ class Engine:
                 eos_token_ids=frozenset(info.eos_token_ids),
                 max_num_drafts=steps.max_num_drafts,
                 draws_ahead=isinstance(drafter, LookupDrafter) and drafter.draws_ahead,
-                waits_together=speculation is not None and speculation.draws_drafts,
+                waits_together=speculation is not None and speculation.is_drawn_by_worker,
                 max_loras=config.max_loras,
             ),
             KVCacheManager(
@@ -338,7 +338,7 @@ class Engine:
 
 def _drafter(speculation: SpeculativeConfig, draws_ahead: bool) -> Drafter:
     """Return the drafter that the options ask for."""
-    if speculation.draws_drafts:
+    if speculation.is_drawn_by_worker:
         return ModelDrafter(speculation)
     return LookupDrafter(speculation, draws_ahead)
 

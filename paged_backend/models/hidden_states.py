@@ -15,7 +15,7 @@ from paged_backend.models.base import Model
 class HiddenStates:
     """A hidden state for each slot of a block table, as a pool has keys and values.
 
-    It begins with the null block only.
+    Until `resize`, there is only the null block.
 
     Args:
         block_size: tokens in a block.
@@ -40,11 +40,11 @@ class HiddenStates:
         self._rows = self._rows.new_zeros(num_blocks * self._block_size, self._rows.shape[1])
 
     def read(self, slots: Tensor) -> Tensor:
-        """Return the hidden states [count, hidden_size] at `slots` [count] int64; -1: any."""
+        """Return the hidden states [count, hidden_size] at `slots` [count] int64; -1: any one."""
         return self._rows[slots.clamp(min=0)]
 
     def write(self, slots: Tensor, hidden: Tensor) -> None:
-        """Keep `hidden` [count, hidden_size] at `slots` [count] int64; -1: nowhere."""
+        """Keep `hidden` [count, hidden_size] at `slots` [count] int64; -1: in the null block."""
         self._rows.index_copy_(0, slots.clamp(min=0), hidden)
 
     def slots_after(self, meta: AttentionMetadata, rows: Tensor | None) -> Tensor:
@@ -59,12 +59,15 @@ class HiddenStates:
             rows = torch.arange(len(positions), device=positions.device)
         sequences = torch.searchsorted(meta.query_start_loc[1:], rows.int(), right=True)
         after = positions[rows] + 1
-        columns = (after // size).clamp(max=table.shape[1] - 1)  # idle steps may end with a table
-        return table[sequences, columns].long() * size + after % size
+        # Graphs are captured without sequences, and an idle step may fill its block tables. What
+        # they compute goes to the null block.
+        last_row, last_column = (length - 1 for length in table.shape)
+        places = sequences.clamp(max=last_row), (after // size).clamp(max=last_column)
+        return table[places].long() * size + after % size
 
     @contextmanager
     def protected(self, slots: Sequence[int]) -> Iterator[None]:
-        """Keep the hidden states at some slots as they are, whatever is written in the block."""
+        """Restore the hidden states at some slots, whatever is written meanwhile."""
         kept = [(self._rows[slot], self._rows[slot].clone()) for slot in slots]
         yield
         for place, hidden in kept:

@@ -21,9 +21,9 @@ from paged_backend.models.states import StateLayer
 class PredictionLayer:
     """See :class:`~paged_backend.models.base.LoadableModel`.
 
-    The row of a token reads its last hidden state, and the embedding of the token after it, which
-    is the input. It predicts the token after that one. Its result takes the place of the next
-    token's hidden state until the model computes it, so that the layer can go on from there.
+    The row of token i reads the model's last hidden state of this token, and the embedding of token
+    i + 1, which is its input. It predicts token i + 2. Its result takes the place of the hidden
+    state of token i + 1 until the model computes that, so that the layer can go on from there.
     `read_from` must be called before `forward`.
 
     Args:
@@ -97,7 +97,9 @@ class PredictionLayer:
         )
         result = self._layer.run_layers(projected, attention, meta, logits_indices)
         self._hidden.write(self._hidden.slots_after(meta, logits_indices), result)
-        self._hidden.write(slots, hidden)  # those of the model, where the next row is in the step
+        # The result of a row must not replace the hidden state of the next row, which the model has
+        # computed and this layer may have to read again.
+        self._hidden.write(slots, hidden)
         return result
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

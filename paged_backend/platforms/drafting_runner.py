@@ -101,8 +101,8 @@ class DraftingRunner:
         draft: runs the draft model, with a pool of as many blocks.
         layout: the groups of the block tables. The draft model uses the tables of the first group
             without a window.
-        hidden: hidden states of the model, which the draft model reads; None if it reads none. The
-            row of a token then has this state, and the token after it as its input.
+        hidden: hidden states of the model. With them, the row of a token reads the state of this
+            token, and has the next token as its input. None if the draft model reads none.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class DraftingRunner:
         self.main = main
         self._draft = draft
         self._hidden = hidden
-        self._lead = 0 if hidden is None else 1  # places of a row's input after its own
+        self._lead = 0 if hidden is None else 1  # see ScheduledBatch
         self._chaining = draft if isinstance(draft, ChainingRunner) else None
         self._slots = DraftedSlots(layout, layout.windows.index(None))
         self._num_groups = layout.num_groups
@@ -223,6 +223,7 @@ class DraftingRunner:
     def _first_rows(self, waiting: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
         """Return the tokens that the draft model lacks, as many as it can compute at once.
 
+        The last row of a sequence is always computed: its input may be another token than before.
         A sequence with all of its tokens samples its first draft.
         """
         rows: list[ScheduledSequence] = []
@@ -260,7 +261,7 @@ def _next_rows(
         rows: the rows of a pass, which samples a draft of each row with samples.
         waiting: the sequences with drafts, by ``seq_id``.
         number: number of drafts that each of these rows has after the pass.
-        lead: places of a row's input after its own.
+        lead: see ScheduledBatch.
     """
     following: list[ScheduledSequence] = []
     for row in rows:

@@ -95,7 +95,8 @@ class InputBatchBuilder:
         else:
             batch = self._continue(scheduled_batch.continued)
             if scheduled_batch.scheduled:
-                batch = _joined(batch, self._flatten(scheduled_batch.scheduled))
+                others = self._flatten(scheduled_batch.scheduled, scheduled_batch.lead)
+                batch = _joined(batch, others)
         if scheduled_batch.state_slots:
             slots = np.array(scheduled_batch.state_slots, np.int32)
             batch = replace(batch, state_slots=slots)

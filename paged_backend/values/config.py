@@ -67,13 +67,20 @@ class EngineConfig(
         self._check_drafts()
 
     def _check_drafts(self) -> None:
-        """Refuse drafts from hidden states that only the last of several stages has."""
-        speculation, stages = self.speculation(), self.pipeline_parallel_size
-        if speculation is not None and speculation.method == MTP and stages > 1:
-            raise option_error(
-                "speculative_config.method",
-                f"can be {MTP} only with a pipeline_parallel_size of 1; got {stages}",
-            )
+        """Refuse what the layer that predicts cannot have.
+
+        Only the last of several stages has hidden states, and layers with adapters compute no more
+        rows of the last one than are sampled.
+        """
+        speculation, option = self.speculation(), "speculative_config.method"
+        if speculation is None or speculation.method != MTP:
+            return
+        stages = self.pipeline_parallel_size
+        if stages > 1:
+            problem = f"can be {MTP} only with a pipeline_parallel_size of 1; got {stages}"
+            raise option_error(option, problem)
+        if self.enable_lora:
+            raise option_error(option, f"cannot be {MTP} with enable_lora")
 
     def _check_engines(self) -> None:
         """Refuse options that several engines of a model cannot have."""

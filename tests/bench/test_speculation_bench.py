@@ -100,7 +100,7 @@ def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "speculative_config is needed" in error_line(capsys.readouterr().err)
     assert run("--simulate-device-ms", "1", "--simulate-pass-ms", "1", *SUFFIX) == 2
     said = error_line(capsys.readouterr().err)
-    assert "--simulate-pass-ms: needs --simulate-device-ms and a draft model" in said
+    assert "--simulate-pass-ms: needs --simulate-device-ms and a method" in said
     with pytest.raises(SystemExit):
         run("--simulate-chance", "1.5", *SUFFIX)
     assert "must be from 0 to 1, got '1.5'" in capsys.readouterr().err

@@ -16,11 +16,12 @@ from oracle import make_engine
 from prediction_layers import DraftOracle, make_always_right, make_predicting
 
 from paged_backend.core.drafter import Draft
+from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import PLACEHOLDER, Sequence
 from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu import texts
-from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
+from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape, captured_shapes
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.options.speculation import SpeculativeConfig
@@ -256,6 +257,22 @@ def test_tokens_with_a_layer_that_predicts_are_those_without(
     assert answers_of(engine) == answers_of(engine_for(tmp_path))
     stats = engine.stats()
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 40
+
+
+def test_graphs_of_a_layer_that_predicts_are_captured_on_padding(tmp_path: Path) -> None:
+    """A graph is captured without any sequence, and an idle step may be as long as a sequence."""
+    make_predicting("glm4-moe", tmp_path, num_hidden_layers=2)
+    config = {"method": "mtp"}
+    sizes = {"max_num_batched_tokens": 48, "max_model_len": 48, "max_num_seqs": 2}
+    engine = engine_for(tmp_path, speculative_config=config, async_scheduling=True, **sizes)
+    runner = engine.executor.model_runner
+    for each in (runner.main, runner._draft):
+        each.run_largest()
+        with torch.inference_mode():
+            nothing = each._inputs.update(ScheduledBatch.of([]))
+            for shape in captured_shapes(each._limits):
+                each._inputs.send(nothing, shape)
+                each._run(shape)
 
 
 class Event:

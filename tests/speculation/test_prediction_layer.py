@@ -77,8 +77,8 @@ def answers_of(engine: Engine, wanted: list[Request]) -> dict[tuple[str, int], l
 def test_drafts_are_those_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, eager: bool
 ) -> None:
-    """Every draft of every step, while prompts come in parts and some drafts are right."""
-    make_predicting(family, tmp_path)
+    """Every draft of each step: of prompts in parts, of forks, after right and wrong drafts."""
+    make_predicting(family, tmp_path, num_likely=5)
     oracle = DraftOracle(tmp_path)
     seen = see_drafts(monkeypatch)
     # A shared block ends with the row of the sequence that has computed it.
@@ -86,10 +86,16 @@ def test_drafts_are_those_of_transformers(
     engine = make_engine(tmp_path, speculative_config=DRAFTS, **settings)
     work = mixed_work(8)
     wanted = [
-        Request(f"r{index}", prompt, SamplingParams(temperature=0, max_tokens=length + 9))
+        Request(
+            f"r{index}",
+            prompt,
+            SamplingParams(temperature=0, max_tokens=length + 9, n=1 + index % 2),
+        )
         for index, (prompt, length) in enumerate(work)
     ]
     answers_of(engine, wanted)
+    stats = engine.stats()
+    assert 10 < stats.num_accepted_tokens < stats.num_draft_tokens / 2
     found = [(tokens, drafts) for tokens, drafts in seen if drafts]
     assert len(found) > 60
     for tokens, drafts in found:
@@ -150,12 +156,32 @@ def test_the_pool_counts_what_the_layer_keeps(tmp_path: Path) -> None:
     number, size = model.config.num_hidden_layers, model.config.hidden_size
     kept = alone.kv_bytes_per_token // number + 4 * size
     assert both.kv_bytes_per_token == alone.kv_bytes_per_token + kept
+    bytes_of_blocks = [info.num_blocks * info.kv_bytes_per_token for info in (alone, both)]
+    assert bytes_of_blocks[1] == pytest.approx(bytes_of_blocks[0], rel=0.02)
     stored = load_file(tmp_path / "model.safetensors")
     copies = ("embed_tokens.weight", "head.weight")
     names = [name for name in stored if f".{number}." in name and not name.endswith(copies)]
     held = sum(stored[name].nbytes for name in names)
     # Rotary tables and weights of kernels with other layouts take more.
     assert held <= both.weight_bytes - alone.weight_bytes < 2 * held
+
+
+@pytest.mark.parametrize("method", ["mtp", "draft_model"])
+def test_keys_and_values_have_the_format_of_the_model(tmp_path: Path, method: str) -> None:
+    """If the checkpoint asks for 8 bits, what guesses has them, too."""
+    make_predicting("glm4-moe", tmp_path)
+    path = tmp_path / "config.json"
+    config = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
+    model = {"model": str(tmp_path)} if method == "draft_model" else {}
+    infos = [
+        make_engine(
+            tmp_path, speculative_config={"method": method, **model}, kv_cache_dtype=dtype, **LIMITS
+        ).executor.info
+        for dtype in ("auto", "fp8_e4m3")
+    ]
+    assert infos[0].kv_bytes_per_token == infos[1].kv_bytes_per_token
+    assert "fp8" in infos[0].kv_cache
 
 
 @pytest.mark.parametrize(
@@ -170,17 +196,23 @@ def test_the_pool_counts_what_the_layer_keeps(tmp_path: Path) -> None:
             {},
             "must have one layer that predicts",
         ),
-        ("qwen3.5", {}, {}, r"1 tensor is missing, such as mtp\.fc\.weight"),
-        ("glm4-moe", {}, {"enable_lora": True}, "cannot be mtp: enable_lora is true"),
+        ("qwen3.5", {}, {}, r"method cannot be mtp: .* 1 tensor is missing, such as mtp\.fc"),
+        ("glm4-moe", {}, {"enable_lora": True}, "cannot be mtp with enable_lora"),
         ("llama3", {}, {"model_impl": "transformers"}, "transformers computes the model"),
-        ("glm4-moe", {}, {}, r"1 tensor is missing, such as model\.layers\.3\.eh_proj\.weight"),
+        (
+            "glm4-moe",
+            {},
+            {},
+            r"cannot be mtp: .* 1 tensor is missing, such as .*3\.eh_proj\.weight",
+        ),
+        ("plain glm4-moe", {}, {}, r"names a layer that predicts, .* have no model\.layers\.3"),
     ],
 )
 def test_what_cannot_predict_is_refused(
     tmp_path: Path, family: str, changes: dict[str, Any], options: dict[str, Any], said: str
 ) -> None:
-    if family == "llama3":
-        make_checkpoint(family, tmp_path)
+    if family in ("llama3", "plain glm4-moe"):
+        make_checkpoint(family.removeprefix("plain "), tmp_path)
     else:
         make_predicting(family, tmp_path)
     path, file = tmp_path / "config.json", tmp_path / "model.safetensors"

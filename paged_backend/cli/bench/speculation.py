@@ -39,8 +39,8 @@ def add_parser(kinds: Subparsers) -> None:
     group.add_argument(
         "--simulate-pass-ms",
         type=positive,
-        help="with --simulate-device-ms and a draft model: time of a pass, which draws one token "
-        "of each sequence (default: 1)",
+        help="with --simulate-device-ms and the method draft_model or mtp: time of a pass, which "
+        "draws one token of each sequence (default: 1)",
     )
     group.add_argument(
         "--simulate-chance",
@@ -56,12 +56,14 @@ def run(args: argparse.Namespace) -> int:
     config = engine_args.from_mapping(engine_options(args)).config
     use_threads(args)
     speculation = config.speculation()
-    draws = speculation is not None and speculation.draws_drafts
+    draws = speculation is not None and speculation.is_drawn_by_worker
     if args.simulate_device_ms is None or not draws:
         for name in ("simulate_pass_ms", "simulate_chance"):
             if getattr(args, name) is not None:
                 flag = name.replace("_", "-")
-                raise ConfigError(f"--{flag}: needs --simulate-device-ms and a draft model")
+                raise ConfigError(
+                    f"--{flag}: needs --simulate-device-ms and a method that draws drafts"
+                )
     if args.simulate_device_ms is not None:
         return _run_simulated_device(args, config)
     from paged_backend.tools.bench.speculation import HEADER, SpeculationBench

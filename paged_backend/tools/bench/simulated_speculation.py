@@ -55,7 +55,7 @@ class SimulatedSpeculationBench(SpeculationBench):
 
     def __init__(self, config: EngineConfig, step_s: float, drafts: SimulatedDrafts) -> None:
         speculation = config.speculation()
-        draws = speculation is not None and speculation.draws_drafts
+        draws = speculation is not None and speculation.is_drawn_by_worker
         self._step_s, self._drafts = step_s, drafts if draws else None
         self._idle: dict[bool, list[float]] = {False: [], True: []}  # shares, by side
         super().__init__(config)

@@ -74,9 +74,9 @@ class SchedulingOptions:
     speculative_config: dict[str, Any] | None = checked(
         None,
         Rule(dict, optional=True),
-        "guess the next tokens of a sequence from earlier text or with a smaller model, and "
-        "verify several of them in a step, where that is faster; tokens stay the same. A JSON "
-        "object, such as "
+        "guess the next tokens of a sequence from earlier text, with a smaller model or with a "
+        "layer of the checkpoint, and verify several of them in a step, where that is faster; "
+        "tokens stay the same. A JSON object, such as "
         f'{{"method": "suffix"}}; its fields are {describe_fields()}',
     )
     scheduling_policy: str = checked(
@@ -148,7 +148,7 @@ class SchedulingOptions:
                 defaults.draws_ahead
                 and is_async
                 and speculation is not None
-                and not speculation.draws_drafts
+                and not speculation.is_drawn_by_worker
             ),
             match_lengths=(1, 1) if speculation is None else speculation.match_lengths,
         )

@@ -76,8 +76,8 @@ class SpeculativeConfig:
         return {**values, "model": str((base / model).resolve())}
 
     @property
-    def draws_drafts(self) -> bool:
-        """True if the worker draws the drafts, with a draft model or a layer of the model."""
+    def is_drawn_by_worker(self) -> bool:
+        """Whether the worker draws the drafts, with a draft model or a layer of the checkpoint."""
         return self.method in (DRAFT_MODEL, MTP)
 
     @property
