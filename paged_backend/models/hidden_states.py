@@ -41,7 +41,7 @@ class HiddenStates:
 
     def read(self, slots: Tensor) -> Tensor:
         """Return the hidden states [count, hidden_size] at `slots` [count] int64; -1: any one."""
-        return self._rows[slots.clamp(min=0)]
+        return self._rows[slots]
 
     def write(self, slots: Tensor, hidden: Tensor) -> None:
         """Keep `hidden` [count, hidden_size] at `slots` [count] int64; -1: in the null block."""

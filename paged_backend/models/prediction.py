@@ -90,16 +90,13 @@ class PredictionLayer:
         assert self._model is not None and self._hidden is not None
         eps, norm = self.config.rms_norm_eps, self._functions.rms_norm
         embeddings = norm(self._model.embed(input_ids), self._embedding_norm, eps)
-        slots = meta.slot_mappings[0]
-        hidden = self._hidden.read(slots)
+        hidden = self._hidden.read(meta.slot_mappings[0])
         projected = self._projection(
             torch.cat((embeddings, norm(hidden, self._hidden_norm, eps)), dim=1)
         )
         result = self._layer.run_layers(projected, attention, meta, logits_indices)
+        # In a step of a prompt, the next row may be in the step, too. It has been read by now.
         self._hidden.write(self._hidden.slots_after(meta, logits_indices), result)
-        # The result of a row must not replace the hidden state of the next row, which the model has
-        # computed and this layer may have to read again.
-        self._hidden.write(slots, hidden)
         return result
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

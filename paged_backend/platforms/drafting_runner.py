@@ -223,7 +223,6 @@ class DraftingRunner:
     def _first_rows(self, waiting: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
         """Return the tokens that the draft model lacks, as many as it can compute at once.
 
-        The last row of a sequence is always computed: its input may be another token than before.
         A sequence with all of its tokens samples its first draft.
         """
         rows: list[ScheduledSequence] = []
@@ -233,7 +232,7 @@ class DraftingRunner:
             end = item.samples[0].position - lead
             earlier = self._earlier.get(item.seq_id, _Earlier(0, 0))
             num_known = min(earlier.num_tokens, earlier.num_blocks * self._block_size)
-            start = self._slots.number(table, min(item.start, end - 1), num_known)
+            start = self._slots.number(table, item.start, num_known)
             stop = min(end, start + room)
             room -= stop - start
             if stop > start:

@@ -263,7 +263,7 @@ def test_graphs_of_a_layer_that_predicts_are_captured_on_padding(tmp_path: Path)
     """A graph is captured without any sequence, and an idle step may be as long as a sequence."""
     make_predicting("glm4-moe", tmp_path, num_hidden_layers=2)
     config = {"method": "mtp"}
-    sizes = {"max_num_batched_tokens": 48, "max_model_len": 48, "max_num_seqs": 2}
+    sizes = {"max_num_batched_tokens": 48, "max_model_len": 48, "max_num_seqs": 1}
     engine = engine_for(tmp_path, speculative_config=config, async_scheduling=True, **sizes)
     runner = engine.executor.model_runner
     for each in (runner.main, runner._draft):
