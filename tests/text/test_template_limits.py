@@ -153,7 +153,7 @@ def rendering(client: TemplateClient, source: str) -> Iterator[tuple[psutil.Proc
     thread.start()
 
     def busy() -> list[psutil.Process]:
-        return [p for p, used in before.items() if p.cpu_times().user > used + 0.1]
+        return [p for p, used in before.items() if p.cpu_times().user > used + 0.02]
 
     wait_until(busy)
     yield busy()[0], outcome
@@ -161,7 +161,7 @@ def rendering(client: TemplateClient, source: str) -> Iterator[tuple[psutil.Proc
 
 
 # Long enough to be met while it runs; on a slow machine also less than a template may take.
-SLOW = "{% for a in range(4000) %}{% for b in range(1500) %}{% endfor %}{% endfor %}done"
+SLOW = "{% for a in range(10000) %}{% for b in range(1500) %}{% endfor %}{% endfor %}done"
 
 
 @pytest.mark.parametrize(
