@@ -14,23 +14,15 @@ from oracle import make_engine, mixed_work
 from prediction_layers import DraftOracle, make_always_right, make_predicting
 from quantized_checkpoints import fp8
 from safetensors.torch import load_file, save_file
+from test_draft_model import PARAMS, answers_of, stats_of
 
 from paged_backend import SamplingParams
-from paged_backend.engine.engine import Engine
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.request import Request
 
 FAMILIES = "deepseek-v3", "glm4-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"
 DRAFTS = {"method": "mtp", "num_speculative_tokens": 3}
 LIMITS = {"max_num_seqs": 4, "max_num_batched_tokens": 48}
-PARAMS: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 0.9, "n": 3},
-    {"temperature": 0.8, "logprobs": 2, "top_p": 0.9, "repetition_penalty": 1.2},
-    {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.3, "min_tokens": 9},
-    {"temperature": 1.1, "top_k": 8, "bad_words_token_ids": ((5,), (9, 4))},
-    {"temperature": 0.0, "prompt_logprobs": 1, "logit_bias": ((17, 3.0),)},
-]
 
 
 @pytest.fixture(scope="module")
@@ -57,21 +49,6 @@ def requests(number: int) -> list[Request]:
     return made
 
 
-def answers_of(engine: Engine, wanted: list[Request]) -> dict[tuple[str, int], list[Any]]:
-    """Tokens, and the likeliest tokens at their positions."""
-    found: dict[tuple[str, int], list[Any]] = {}
-    for request in wanted:
-        engine.add_request(request)
-    while engine.has_unfinished:
-        for output in engine.step():
-            answer = found.setdefault((output.request_id, output.index), [[], []])
-            answer[0] += output.new_token_ids
-            answer[1] += [row.top_token_ids for row in output.logprobs or ()]
-        engine.scheduler.check_invariants()
-    assert engine.stats().num_used_blocks == 0
-    return found
-
-
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_are_those_of_transformers(
@@ -94,7 +71,7 @@ def test_drafts_are_those_of_transformers(
         for index, (prompt, length) in enumerate(work)
     ]
     answers_of(engine, wanted)
-    stats = engine.stats()
+    stats = stats_of(engine)
     assert 10 < stats.num_accepted_tokens < stats.num_draft_tokens / 2
     found = [(tokens, drafts) for tokens, drafts in seen if drafts]
     assert len(found) > 60
@@ -120,7 +97,7 @@ def test_tokens_are_the_same(right: Path, options: dict[str, Any]) -> None:
     answers = answers_of(make_engine(right, **settings), wanted)
     engine = make_engine(right, speculative_config=DRAFTS, **settings)
     assert answers_of(engine, wanted) == answers
-    stats = engine.stats()
+    stats = stats_of(engine)
     assert stats.num_draft_tokens > 60
     if "dtype" not in options and "quantization" not in options:
         assert stats.num_accepted_tokens == stats.num_draft_tokens
@@ -144,7 +121,7 @@ def test_tokens_of_models_with_states_are_the_same(tmp_path: Path, family: str) 
     answers = answers_of(make_engine(tmp_path, **LIMITS), wanted)
     engine = make_engine(tmp_path, speculative_config=DRAFTS, **LIMITS)
     assert answers_of(engine, wanted) == answers
-    stats = engine.stats()
+    stats = stats_of(engine)
     assert 0.2 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.8
 
 
