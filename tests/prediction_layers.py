@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from checkpoints import make_checkpoint
+from free_drafts import SeenDrafts
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -136,19 +137,33 @@ class DraftOracle:
         self._model, self._layer = model.eval(), MtpModel.from_pretrained(model).eval()
 
     @torch.inference_mode()
-    def confirm(self, tokens: list[int], drafts: list[int]) -> None:
+    def confirm(self, seen: SeenDrafts) -> None:
         """Check that each draft is the likeliest token after all before it.
 
         Of two that are equally likely but for rounding, it may be either.
         """
-        ids = torch.tensor([tokens])
-        outputs = self._model(ids[:, :-1], output_hidden_states=True)
-        hidden = outputs.hidden_states[-1]
-        ids = ids[:, 1:]
+        known: list[tuple[list[int], Tensor]] = []  # long texts with their last hidden states
+        for tokens, drafts in sorted(seen, key=lambda entry: -len(entry[0])):
+            hidden = next((h for text, h in known if text[: len(tokens)] == tokens), None)
+            if hidden is None:
+                outputs = self._model(torch.tensor([tokens]), output_hidden_states=True)
+                hidden = outputs.hidden_states[-1]
+                known.append((tokens, hidden))
+            self._confirm(tokens[1:], hidden[:, : len(tokens) - 1], drafts)
+
+    def _confirm(self, inputs: list[int], hidden: Tensor, drafts: list[int]) -> None:
+        """Check the drafts after a text.
+
+        Args:
+            inputs: the text but for its first token.
+            hidden: [1, number of inputs, hidden_size] the states of the tokens before the inputs.
+            drafts: the drafts.
+        """
         for draft in drafts:
-            positions = torch.arange(1, ids.shape[1] + 1)[None]
+            positions = torch.arange(1, len(inputs) + 1)[None]
+            ids = torch.tensor([inputs])
             results = self._layer.forward_layer(0, hidden, positions, None, input_ids=ids)
             logits = self._layer._project_to_logits(results[:, -1:])[0, 0]
             assert logits[draft] > logits.max() - 1e-4
-            ids = torch.cat((ids, torch.tensor([[draft]])), dim=1)
+            inputs = [*inputs, draft]
             hidden = torch.cat((hidden, results[:, -1:]), dim=1)

@@ -239,10 +239,8 @@ def test_drafts_of_a_layer_that_predicts(tmp_path: Path, monkeypatch: pytest.Mon
         engine.add_request(Request(f"r{index}", prompt, params))
     while engine.has_unfinished:
         engine.step()
-    found = [(tokens, drafts) for tokens, drafts in seen if drafts]
-    assert len(found) > 20
-    for tokens, drafts in found:
-        oracle.confirm(tokens, drafts)
+    assert sum(bool(drafts) for _, drafts in seen) > 20
+    oracle.confirm(seen)
     assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} & set(shapes[0])
     assert {StepShape.decodes(4), StepShape.mixed(4, 64)} <= set(shapes[1])
 
@@ -256,7 +254,8 @@ def test_tokens_with_a_layer_that_predicts_are_those_without(
     engine = engine_for(tmp_path, speculative_config=config, async_scheduling=True)
     assert answers_of(engine) == answers_of(engine_for(tmp_path))
     stats = engine.stats()
-    assert stats.num_accepted_tokens == stats.num_draft_tokens > 40
+    assert stats.num_draft_tokens > 40
+    assert stats.num_accepted_tokens > 0.95 * stats.num_draft_tokens
 
 
 def test_graphs_of_a_layer_that_predicts_are_captured_on_padding(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_each_rank_has_the_whole_draft_model(
     make_drafts_free(monkeypatch)
     make_checkpoint("llama3", tmp_path, **EVEN)
     drafts = {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 3}
-    assert compare(tmp_path, layout, drafts) > 0.99
+    assert compare(tmp_path, layout, drafts) > 0.95
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_layer_that_predicts_is_divided(
 ) -> None:
     make_drafts_free(monkeypatch)
     make_always_right(family, tmp_path, **EVEN)
-    assert compare(tmp_path, layout, MTP) > 0.99
+    assert compare(tmp_path, layout, MTP) > 0.95
 
 
 def test_stages_have_no_hidden_states_for_a_layer_that_predicts(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from checkpoints import make_checkpoint
+from effort import ALL
 from free_drafts import make_drafts_free, see_drafts
 from oracle import make_engine, mixed_work
 from prediction_layers import DraftOracle, make_always_right, make_predicting
@@ -20,7 +21,6 @@ from paged_backend import SamplingParams
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.request import Request
 
-FAMILIES = "deepseek-v3", "glm4-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"
 DRAFTS = {"method": "mtp", "num_speculative_tokens": 3}
 LIMITS = {"max_num_seqs": 4, "max_num_batched_tokens": 48}
 
@@ -49,8 +49,17 @@ def requests(number: int) -> list[Request]:
     return made
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "eager"),
+    [
+        ("deepseek-v3", False),
+        pytest.param("deepseek-v3", True, marks=pytest.mark.thorough),
+        ("glm4-moe", True),
+        ("qwen3-next", False),
+        ("qwen3.5", True),
+        pytest.param("qwen3.5-moe", False, marks=pytest.mark.thorough),
+    ],
+)
 def test_drafts_are_those_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, eager: bool
 ) -> None:
@@ -72,11 +81,9 @@ def test_drafts_are_those_of_transformers(
     ]
     answers_of(engine, wanted)
     stats = stats_of(engine)
-    assert 10 < stats.num_accepted_tokens < stats.num_draft_tokens / 2
-    found = [(tokens, drafts) for tokens, drafts in seen if drafts]
-    assert len(found) > 60
-    for tokens, drafts in found:
-        oracle.confirm(tokens, drafts)
+    assert 5 < stats.num_accepted_tokens < stats.num_draft_tokens / 2
+    assert sum(bool(drafts) for _, drafts in seen) > 60
+    oracle.confirm(seen if ALL else seen[::3])
 
 
 @pytest.mark.usefixtures("drafts_are_free")
@@ -100,7 +107,8 @@ def test_tokens_are_the_same(right: Path, options: dict[str, Any]) -> None:
     stats = stats_of(engine)
     assert stats.num_draft_tokens > 60
     if "dtype" not in options and "quantization" not in options:
-        assert stats.num_accepted_tokens == stats.num_draft_tokens
+        # Of two tokens that are almost equally likely, rounding may choose either.
+        assert stats.num_accepted_tokens > 0.98 * stats.num_draft_tokens
 
 
 @pytest.mark.usefixtures("drafts_are_free")
