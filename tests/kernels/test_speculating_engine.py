@@ -258,8 +258,12 @@ def test_tokens_with_a_layer_that_predicts_are_those_without(
     assert stats.num_accepted_tokens > 0.95 * stats.num_draft_tokens
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_graphs_of_a_layer_that_predicts_are_captured_on_padding(tmp_path: Path) -> None:
-    """A graph is captured without any sequence, and an idle step may be as long as a sequence."""
+    """A graph is captured without any sequence, and an idle step may be as long as a sequence.
+
+    What is computed of padding depends on what the memory holds, and may be no number.
+    """
     make_predicting("glm4-moe", tmp_path, num_hidden_layers=2)
     config = {"method": "mtp"}
     sizes = {"max_num_batched_tokens": 48, "max_model_len": 48, "max_num_seqs": 1}
