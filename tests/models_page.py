@@ -74,8 +74,8 @@ Checkpoints that also read images or sounds are served for their texts: those of
 Llama 4, LFM2-VL, LLaVA, Mistral Small 3, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen 3.5 and SmolVLM,
 which `architectures` names `...ForConditionalGeneration`. The section `text_config` then describes
 the model, weights of the other parts are not loaded, and requests with an image are refused. A log
-line says so. Layers that predict more tokens of a step (`mtp.`, `num_nextn_predict_layers`) are not
-loaded either, unless [they guess](speculation.md#a-layer-that-predicts).
+line says so. Multi-token prediction (MTP) layers are only loaded for
+[speculation](speculation.md#an-mtp-layer).
 """
 CHUNKS = """
 Most layers of Llama 4 attend within chunks of `attention_chunk_size` tokens; the other layers

@@ -1,4 +1,4 @@
-"""Checkpoints with a layer that predicts one more token, and transformers' own drafts of it."""
+"""Checkpoints with an MTP layer, and the drafts of transformers for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 def make_predicting(
     family: str, folder: Path, *, num_likely: int | None = None, **overrides: Any
 ) -> PreTrainedModel:
-    """Save a checkpoint with a random layer that predicts; return transformers' model of the rest.
+    """Save a checkpoint with a random MTP layer; return the model of transformers without it.
 
     The layer has the shapes of another layer with attention, and its own tensors.
 
@@ -94,7 +94,7 @@ def layer_like_others(model: PreTrainedModel, stored: dict[str, Tensor]) -> dict
 
 
 def make_always_right(family: str, folder: Path, **overrides: Any) -> None:
-    """Save a checkpoint of which the layer that predicts computes what the whole model computes.
+    """Save a checkpoint with an MTP layer that computes the same as the whole model.
 
     Attention, and all layers but the last one, add nothing; so the last token decides.
     """
@@ -128,7 +128,7 @@ class DraftOracle:
         # A machine with a GPU may have an earlier release.
         layers = importlib.import_module("transformers.modeling_layers")
         if not hasattr(layers, "MtpModel"):
-            pytest.skip("transformers has no layers that predict before 5.24")
+            pytest.skip("transformers has no MtpModel before 5.24")
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )

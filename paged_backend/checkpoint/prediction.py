@@ -1,8 +1,9 @@
-"""The layer of a checkpoint that predicts one more token, as a model of its own.
+"""The config of the multi-token prediction (MTP) layer of a checkpoint.
 
-It reads the last hidden states of the model, and begins with two norms and a projection. Some
-families, such as DeepSeek V3, store it as `model.layers.N`, where N is the number of layers, and
-others, such as Qwen3-Next, in a module. transformers' `MtpModel` knows both layouts.
+The layer reads the last hidden states of the model, and begins with two norms and a projection.
+Some families, such as DeepSeek V3, store it as `model.layers.N`, where N is the number of layers.
+Others, such as Qwen3-Next, store it in a separate module. `MtpModel` of transformers supports both
+layouts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from paged_backend.checkpoint.stages import Stage
 
 
 def prediction_layer(config: ModelConfig) -> ModelConfig | None:
-    """Return the config of the layer that predicts one more token; None if there is not just one.
+    """Return the config of the MTP layer; None if the checkpoint has none or several.
 
     Its number is the number of layers of the model. It has attention, and experts if any layer of
     the model has some.

@@ -1,4 +1,4 @@
-"""The names of the modules of a layer that predicts one more token."""
+"""The names of the modules of an MTP layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COPIES = (".embed_tokens.", ".shared_head.head.")
 
 @dataclass(frozen=True, slots=True)
 class PredictionNames:
-    """The checkpoint's names of the modules.
+    """The names of the modules of an MTP layer in a checkpoint.
 
     Attributes:
         layer: a layer like those of the model.
@@ -30,14 +30,14 @@ class PredictionNames:
 
     @classmethod
     def after_layers(cls, number: int) -> PredictionNames:
-        """Return the names of DeepSeek V3, which numbers the layer as if it were the next one."""
+        """Return the names that DeepSeek V3 uses: the layer has the next number."""
         layer = f"model.layers.{number}"
         norms = f"{layer}.enorm", f"{layer}.hnorm"
         return cls(layer, *norms, f"{layer}.eh_proj", f"{layer}.shared_head.norm")
 
     @classmethod
     def in_module(cls, name: str) -> PredictionNames:
-        """Return the names of Qwen3-Next, which has a module with everything."""
+        """Return the names that Qwen3-Next uses: everything is in one module."""
         norms = f"{name}.pre_fc_norm_embedding", f"{name}.pre_fc_norm_hidden"
         return cls(f"{name}.layers.0", *norms, f"{name}.fc", f"{name}.norm")
 

@@ -162,9 +162,8 @@ class Variant:
         layer_inputs: inputs of layers; None for none.
         layer_scalars: each layer has a factor on the hidden states after it, ``layer_scalar``.
         shared_blocks: blocks of attention and an MLP that some layers use; None for none.
-        prediction_layers: number of the checkpoint's layers that predict more tokens of a step, and
-            are not part of the model.
-        prediction_module: their module, where they are not stored after the last layer.
+        prediction_layers: number of MTP layers in the checkpoint, which are not part of the model.
+        prediction_module: module of the MTP layers; None if they are stored after the last layer.
     """
 
     biases: Biases = Biases()
@@ -249,7 +248,7 @@ class ModelShape:
     has_classifier: bool = False  # the checkpoint has a head that scores
     scores_by_tokens: bool = False  # a head that scores is made of rows of the output layer
     stage: Stage | None = None  # the part of the model that a rank computes; None for all of it
-    prediction: PredictionNames | None = None  # the last layer predicts one more token; None if not
+    prediction: PredictionNames | None = None  # names of the MTP layer, if this is its shape
 
     @property
     def own_stage(self) -> Stage:
@@ -259,8 +258,8 @@ class ModelShape:
     def needs(self, name: str) -> bool:
         """Return False for a tensor that files may have, and that the model does without.
 
-        Such tensors belong to layers that predict more tokens of a step, or are keys and values of
-        a layer that reads those of another layer. A layer that predicts needs only its own.
+        Such tensors belong to MTP layers, or are keys and values of a layer that reads those of
+        another layer. The shape of an MTP layer needs only the tensors of that layer.
         """
         layer = layer_of(name)
         if self.prediction is not None:

@@ -12,7 +12,7 @@ _IGNORED = (
     *(f".self_attn.{part}_decay" for part in ("query", "key", "diagonal")),
 )
 # How the names of modules begin that a text model does without: those for images, videos and
-# sounds, and layers that predict more tokens of a step.
+# sounds, and MTP layers.
 _OTHER_PARTS = (
     *("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision."),
     *("connector.", "image_newline", "audio_tower.", "embed_audio.", "mtp."),

@@ -1,4 +1,4 @@
-"""Loads what guesses the next tokens of a decoder: a draft model, or a layer of its checkpoint."""
+"""Loads the draft model or the MTP layer of a decoder, for speculative decoding."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def load_draft_model(
     stored: StoredTarget | None,
     ranks: Ranks,
 ) -> DraftModel | None:
-    """Load the draft model, or the layer that predicts; None if the options ask for neither.
+    """Load the draft model or the MTP layer; None if the options ask for neither.
 
     Its layers all use the block table of one group without a window. Each rank has the whole draft
-    model, which is small, so its passes wait for no other rank; a layer of the checkpoint is
-    divided as the others are.
+    model, which is small, so its passes wait for no other rank. The MTP layer is divided as the
+    other layers are.
 
     Args:
         options: the engine's options, with the `kv_cache_dtype` of the model.

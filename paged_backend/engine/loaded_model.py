@@ -33,7 +33,7 @@ class LoadedModel:
         num_blocks: blocks of the KV pool, with the null block.
         loaded_s: the moment on the monotonic clock at which the weights were loaded.
         adapters: holds the LoRA adapters; None for a model without any.
-        draft_weights: the objects that hold the weights of what guesses, a draft model or a layer;
+        draft_weights: the objects that hold the weights of the draft model or the MTP layer;
             None if no model guesses.
     """
 

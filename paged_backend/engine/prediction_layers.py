@@ -1,8 +1,8 @@
-"""Loads the layer of a checkpoint that predicts one more token (speculative decoding)."""
+"""Loads the multi-token prediction (MTP) layer of a checkpoint (speculative decoding)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from paged_backend.checkpoint.hub import is_gguf
@@ -37,7 +37,7 @@ class StoredTarget:
 
 
 def check_prediction_layer(options: EngineConfig, stored: StoredTarget | None) -> None:
-    """Check that a checkpoint has the layer that predicts, if the options ask for it.
+    """Check that a checkpoint has one MTP layer, if the options ask for it.
 
     Args:
         options: the engine's options.
@@ -58,7 +58,7 @@ def check_prediction_layer(options: EngineConfig, stored: StoredTarget | None) -
     assert names is not None
     if not any(map(names.has, usual_headers(stored.folder))):
         raise refuse_method(
-            MTP, f"config.json names a layer that predicts, but the files have no {names.layer}"
+            MTP, f"config.json names an MTP layer, but the files have no {names.layer}"
         )
 
 
@@ -69,7 +69,7 @@ def load_prediction_layer(
     stored: StoredTarget,
     ranks: Ranks,
 ) -> tuple[PredictionLayer, HiddenStates]:
-    """Load the layer that predicts; returns it with the hidden states that it reads.
+    """Load the MTP layer; returns it with the hidden states that it reads.
 
     Args:
         options: the engine's options.
@@ -82,10 +82,9 @@ def load_prediction_layer(
         ConfigError: the checkpoint has no such layer, or its tensors cannot be used.
     """
     config = _config_of(stored)
-    own = replace(options, max_model_len=target.max_model_len)
     try:
         layer = load_model(
-            *(own, config, stored.quantization, stored.folder, platform, ranks),
+            *(options, config, stored.quantization, stored.folder, platform, ranks),
             by_expert=options.enable_expert_parallel,
         )
     except ConfigError as error:
@@ -106,6 +105,6 @@ def _config_of(stored: StoredTarget) -> ModelConfig:
     config = prediction_layer(stored.config)
     if config is None:
         raise refuse_method(
-            MTP, "the checkpoint must have one layer that predicts tokens, see docs/speculation.md"
+            MTP, "the checkpoint must have exactly one MTP layer, see docs/speculation.md"
         )
     return config

@@ -1,4 +1,4 @@
-"""The last hidden states of all tokens in the KV cache, for layers that predict from them."""
+"""The last hidden states of all tokens in the KV cache, which the MTP layer reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layer of a checkpoint that predicts one more token, which guesses as a draft model does."""
+"""The multi-token prediction (MTP) layer of a checkpoint, which runs like a draft model."""
 
 from __future__ import annotations
 

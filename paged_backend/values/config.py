@@ -67,7 +67,7 @@ class EngineConfig(
         self._check_drafts()
 
     def _check_drafts(self) -> None:
-        """Refuse what the layer that predicts cannot have.
+        """Refuse what cannot be combined with the MTP layer.
 
         Only the last of several stages has hidden states, and layers with adapters compute no more
         rows of the last one than are sampled.

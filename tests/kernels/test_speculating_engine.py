@@ -222,7 +222,7 @@ def test_tokens_with_a_draft_model_are_those_without(
     assert {StepShape.decodes(4), StepShape.mixed(4, 64)} <= set(shapes[1])
 
 
-def test_drafts_of_a_layer_that_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_of_an_mtp_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are transformers' own, in steps that are padded to the shapes of graphs."""
     seen = see_drafts(monkeypatch)
     make_predicting("glm4-moe", tmp_path)
@@ -245,7 +245,7 @@ def test_drafts_of_a_layer_that_predicts(tmp_path: Path, monkeypatch: pytest.Mon
     assert {StepShape.decodes(4), StepShape.mixed(4, 64)} <= set(shapes[1])
 
 
-def test_tokens_with_a_layer_that_predicts_are_those_without(
+def test_tokens_with_an_mtp_layer_are_those_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_drafts_free(monkeypatch)
@@ -259,7 +259,7 @@ def test_tokens_with_a_layer_that_predicts_are_those_without(
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_graphs_of_a_layer_that_predicts_are_captured_on_padding(tmp_path: Path) -> None:
+def test_graphs_of_an_mtp_layer_are_captured_on_padding(tmp_path: Path) -> None:
     """A graph is captured without any sequence, and an idle step may be as long as a sequence.
 
     What is computed of padding depends on what the memory holds, and may be no number.

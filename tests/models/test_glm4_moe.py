@@ -68,7 +68,7 @@ LARGE: dict[str, Any] = {
     "routed_scaling_factor": 2.5,
     "use_qk_norm": True,
 }
-# Tensors of the layer that predicts more tokens, in the published files.
+# Tensors of the MTP layer, in the published files.
 MORE = (
     *("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.head", "shared_head.norm"),
     *("self_attn.q_proj", "mlp.experts.0.up_proj", "mlp.gate", "input_layernorm"),

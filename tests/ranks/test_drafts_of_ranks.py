@@ -49,7 +49,7 @@ def test_each_rank_has_the_whole_draft_model(
 @pytest.mark.parametrize(
     ("family", "layout"), [("deepseek-v3", TP2), ("glm4-moe", EP2)], ids=["parts", "experts"]
 )
-def test_a_layer_that_predicts_is_divided(
+def test_an_mtp_layer_is_divided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, layout: dict[str, Any]
 ) -> None:
     make_drafts_free(monkeypatch)
@@ -57,7 +57,7 @@ def test_a_layer_that_predicts_is_divided(
     assert compare(tmp_path, layout, MTP) > 0.95
 
 
-def test_stages_have_no_hidden_states_for_a_layer_that_predicts(tmp_path: Path) -> None:
+def test_stages_have_no_hidden_states_for_an_mtp_layer(tmp_path: Path) -> None:
     make_checkpoint("llama3", tmp_path)
     with pytest.raises(ConfigError, match="mtp only with a pipeline_parallel_size of 1; got 2"):
         make_ranks_engine(tmp_path, speculative_config=MTP, **TP2_PP2)

@@ -1,4 +1,4 @@
-"""A layer of the checkpoint that predicts one more token guesses what transformers' own guesses."""
+"""The drafts of MTP layers equal those of transformers, and they change no token."""
 
 from __future__ import annotations
 
@@ -172,14 +172,14 @@ def test_keys_and_values_have_the_format_of_the_model(tmp_path: Path, method: st
 @pytest.mark.parametrize(
     ("family", "changes", "options", "said"),
     [
-        ("llama3", {}, {}, "cannot be mtp: the checkpoint must have one layer that predicts"),
-        ("glm4-moe", {"num_nextn_predict_layers": 2}, {}, "must have one layer that predicts"),
-        ("qwen3.5", {"mtp_num_hidden_layers": 0}, {}, "must have one layer that predicts"),
+        ("llama3", {}, {}, "cannot be mtp: the checkpoint must have exactly one MTP layer"),
+        ("glm4-moe", {"num_nextn_predict_layers": 2}, {}, "must have exactly one MTP layer"),
+        ("qwen3.5", {"mtp_num_hidden_layers": 0}, {}, "must have exactly one MTP layer"),
         (
             "qwen3.5",
             {"mtp_use_dedicated_embeddings": True},
             {},
-            "must have one layer that predicts",
+            "must have exactly one MTP layer",
         ),
         ("qwen3.5", {}, {}, r"method cannot be mtp: .* 1 tensor is missing, such as mtp\.fc"),
         ("glm4-moe", {}, {"enable_lora": True}, "cannot be mtp with enable_lora"),
@@ -190,7 +190,7 @@ def test_keys_and_values_have_the_format_of_the_model(tmp_path: Path, method: st
             {},
             r"cannot be mtp: .* 1 tensor is missing, such as .*3\.eh_proj\.weight",
         ),
-        ("plain glm4-moe", {}, {}, r"names a layer that predicts, .* have no model\.layers\.3"),
+        ("plain glm4-moe", {}, {}, r"names an MTP layer, .* have no model\.layers\.3"),
     ],
 )
 def test_what_cannot_predict_is_refused(

@@ -101,7 +101,7 @@ def after_dense(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
 
 
 def prediction_layers(config: ConfigFile) -> int:
-    """Read the number of layers after the last one, which predict more tokens of a step."""
+    """Read the number of MTP layers, which are stored after the last layer."""
     return config.integer("num_nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
 
 

@@ -101,7 +101,7 @@ def _hybrid(config: ConfigFile, num_layers: int, layout: DeltaLayout) -> Variant
 
 
 def _prediction_layers(config: ConfigFile) -> int:
-    """Read the number of layers that predict more tokens with the model's embedding.
+    """Read the number of MTP layers that share the embedding of the model.
 
     Published files of Qwen3-Next have one, and no key for it.
     """

@@ -74,8 +74,8 @@ class SchedulingOptions:
     speculative_config: dict[str, Any] | None = checked(
         None,
         Rule(dict, optional=True),
-        "guess the next tokens of a sequence from earlier text, with a smaller model or with a "
-        "layer of the checkpoint, and verify several of them in a step, where that is faster; "
+        "guess the next tokens of a sequence from earlier text, with a smaller model or with the "
+        "MTP layer of the checkpoint, and verify several of them in a step, where that is faster; "
         "tokens stay the same. A JSON object, such as "
         f'{{"method": "suffix"}}; its fields are {describe_fields()}',
     )

@@ -77,7 +77,7 @@ class SpeculativeConfig:
 
     @property
     def is_drawn_by_worker(self) -> bool:
-        """Whether the worker draws the drafts, with a draft model or a layer of the checkpoint."""
+        """True if the worker draws the drafts: with a draft model, or with the MTP layer."""
         return self.method in (DRAFT_MODEL, MTP)
 
     @property
