@@ -128,7 +128,7 @@ class DraftOracle:
         # A machine with a GPU may have an earlier release.
         layers = importlib.import_module("transformers.modeling_layers")
         if not hasattr(layers, "MtpModel"):
-            pytest.skip("transformers has no MtpModel before 5.24")
+            pytest.skip("this release of transformers has no MtpModel")
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
@@ -140,6 +140,11 @@ class DraftOracle:
             number = config.num_hidden_layers
             model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}.*"]
         self._model, self._layer = model.eval(), layers.MtpModel.from_pretrained(model).eval()
+        self._layer.layers[0].register_forward_hook(self._keep_results)
+
+    def _keep_results(self, layer: torch.nn.Module, inputs: object, results: Tensor) -> None:
+        """Keep the hidden states that the layer returns, as transformers returns logits only."""
+        self._results = results  # [1, number of inputs, hidden_size]
 
     @torch.inference_mode()
     def confirm(self, seen: SeenDrafts) -> None:
@@ -165,10 +170,9 @@ class DraftOracle:
             drafts: the drafts.
         """
         for draft in drafts:
-            positions = torch.arange(1, len(inputs) + 1)[None]
             ids = torch.tensor([inputs])
-            results = self._layer.forward_layer(0, hidden, positions, None, input_ids=ids)
-            logits = self._layer._project_to_logits(results[:, -1:])[0, 0]
+            positions = torch.arange(1, len(inputs) + 1)[None]
+            logits = self._layer(ids, hidden, torch.ones_like(ids), positions, None)[1][0, 0]
             assert logits[draft] > logits.max() - 1e-4
             inputs = [*inputs, draft]
-            hidden = torch.cat((hidden, results[:, -1:]), dim=1)
+            hidden = torch.cat((hidden, self._results[:, -1:]), dim=1)

@@ -56,7 +56,9 @@ class OneShotSum:
         OneShotSum._opened = True
         # torch finds the group as long as it exists.
         self._group = register(_NAME, processes, store, ProcessGroup.BackendType.NCCL, device)
-        _SymmetricMemory.set_backend("CUDA")  # others are for several hosts
+        # Others are for several hosts. torch lets nobody choose the one that it has anyway.
+        if _SymmetricMemory.get_backend(device) != "CUDA":
+            _SymmetricMemory.set_backend("CUDA")
         self._memory = _SymmetricMemory.empty_strided_p2p((MAX_BYTES,), (1,), torch.uint8, device)
         _SymmetricMemory.rendezvous(self._memory, _NAME)
 
