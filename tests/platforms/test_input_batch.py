@@ -242,10 +242,24 @@ def test_a_step_with_drafts_is_padded_to_a_shape_with_as_many_samples():
     assert graphs.fit(StepShape(5, 1, 5, 0)) == StepShape.drafted(0, 16)
     three_with_drafts_beside_six = StepShape(6 + 15, 9, 21, 6)
     assert graphs.fit(three_with_drafts_beside_six) == StepShape.drafted(8, 16)
-    assert graphs.fit(StepShape(65, 5, 65, 0)) is None  # run without a graph
+    assert graphs.fit(StepShape(65, 5, 65, 0)) == StepShape.drafted(0, 128)
+    assert graphs.fit(StepShape(129, 9, 129, 0)) is None  # run without a graph
+
+
+@pytest.mark.parametrize("most", [4, 20, 64, 256])
+def test_there_is_a_graph_for_each_step_of_drafts(most):
+    room = limits(most, 8192, max_num_drafts=max(most, 64))
+    graphs = StepGraphs(captured_shapes(room), lambda shape: lambda: torch.tensor(0))
+    for num_decodes in range(most):
+        others = most - num_decodes
+        for num_drafted in {1, others // 2, others} - {0}:
+            for num_drafts in {num_drafted, room.max_num_drafts}:
+                num_rows = num_decodes + num_drafted + num_drafts
+                step = StepShape(num_rows, num_decodes + num_drafted, num_rows, num_decodes)
+                assert graphs.fit(step) is not None
 
 
 def test_the_number_of_captured_shapes():
     for max_num_seqs, number in ((8, 4 + 8), (64, 8 + 16), (256, 20 + 24)):
         assert len(captured_shapes(limits(max_num_seqs, 8192))) == number
-    assert len(captured_shapes(limits(256, 8192, max_num_drafts=256))) == 44 + 12
+    assert len(captured_shapes(limits(256, 8192, max_num_drafts=256))) == 44 + 47

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 from tqdm import tqdm
@@ -19,8 +20,12 @@ CHUNKS = (64, 128, 256, 512)
 MAX_PROMPTS = 8
 """Prompts that a captured step has room for."""
 
-DRAFTED_TOKENS = (16, 64)
-"""Captured numbers of tokens of sequences with drafts, the tokens before their drafts included."""
+DRAFTED_TOKENS = (16, 64, 128, 192, 256, 320, 384, 512)
+"""Captured numbers of tokens of sequences with drafts, the tokens before their drafts included.
+
+From about 200 tokens on, the time of a step grows with them, so that the gaps limit the cost of
+padding.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +100,23 @@ def captured_shapes(limits: StepLimits) -> list[StepShape]:
         for chunk in CHUNKS
         if chunk <= max_num_tokens
     ]
-    if limits.max_num_drafts:
-        shapes += [
-            StepShape.drafted(size, count)
-            for size in beside
-            for count in DRAFTED_TOKENS
-            if count <= max_num_tokens
-        ]
-    return shapes
+    return [*shapes, *_drafted_shapes(limits, beside)]
+
+
+def _drafted_shapes(limits: StepLimits, beside: Sequence[int]) -> Iterator[StepShape]:
+    """Yield the shapes with drafts that a step may need, because it fits in no smaller one.
+
+    Args:
+        limits: the limits of a step.
+        beside: numbers of decodes without drafts.
+    """
+    if not limits.max_num_drafts:
+        return
+    most = limits.max_num_seqs + limits.max_num_drafts
+    for fewer, size in pairwise([-1, *beside]):
+        for less, count in pairwise([0, *DRAFTED_TOKENS]):
+            if count <= limits.max_num_batched_tokens and fewer + 1 + less + 1 <= most:
+                yield StepShape.drafted(size, count)
 
 
 class StepGraphs:
