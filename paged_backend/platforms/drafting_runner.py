@@ -103,6 +103,9 @@ class DraftingRunner:
             without a window.
         hidden: hidden states of the model. With them, the row of a token reads the state of this
             token, and has the next token as its input. None if the draft model reads none.
+
+    Attributes:
+        main, draft: see the arguments.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class DraftingRunner:
         hidden: HiddenStates | None = None,
     ) -> None:
         self.main = main
-        self._draft = draft
+        self.draft = draft
         self._hidden = hidden
         self._lead = 0 if hidden is None else 1  # see ScheduledBatch
         self._chaining = draft if isinstance(draft, ChainingRunner) else None
@@ -126,7 +129,7 @@ class DraftingRunner:
     @property
     def model_seconds(self) -> float | None:
         """Seconds in forward passes of both models; None if the host does not wait for them."""
-        main, draft = self.main.model_seconds, self._draft.model_seconds
+        main, draft = self.main.model_seconds, self.draft.model_seconds
         return None if main is None or draft is None else main + draft
 
     @property
@@ -137,7 +140,7 @@ class DraftingRunner:
     @property
     def num_graphs(self) -> int:
         """The number of captured graphs."""
-        return self.main.num_graphs + self._draft.num_graphs
+        return self.main.num_graphs + self.draft.num_graphs
 
     def launch(self, scheduled_batch: ScheduledBatch) -> DraftedStep:
         """Draw the drafts of a step, and start the computation of its hidden states and logits."""
@@ -151,11 +154,11 @@ class DraftingRunner:
 
     def _note(self, batch: ScheduledBatch) -> None:
         """Take note of what a step changes in the blocks of sequences."""
-        self._draft.release(batch.freed_seq_ids)
+        self.draft.release(batch.freed_seq_ids)
         for seq_id in batch.freed_seq_ids:
             self._earlier.pop(seq_id, None)
         if batch.block_copies:
-            self._draft.copy_blocks(batch.block_copies)
+            self.draft.copy_blocks(batch.block_copies)
             if self._hidden is not None:
                 self._hidden.copy_blocks(batch.block_copies)
             self._slots.copy(batch.block_copies)
@@ -209,7 +212,7 @@ class DraftingRunner:
         """Launch a pass of the draft model."""
         batch = ScheduledBatch.of(rows, self._lead)
         if self._hidden is None:
-            return self._draft.draw(batch, masks)
+            return self.draft.draw(batch, masks)
         # A row without samples is followed by tokens that the draft model computes later. They have
         # hidden states of the model, which the result of the row must not replace.
         size, slots = self._block_size, []
@@ -218,7 +221,7 @@ class DraftingRunner:
             if not row.samples:
                 slots.append(row.block_ids[block] * size + offset)
         with self._hidden.protected(slots):
-            return self._draft.draw(batch, masks)
+            return self.draft.draw(batch, masks)
 
     def _first_rows(self, waiting: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
         """Return the tokens that the draft model lacks, as many as it can compute at once.

@@ -76,7 +76,7 @@ def test_a_draft_model_on_a_simulated_device(
     draft_model = '{"method": "draft_model", "model": "demo"}'
     flags = ["--traces", "random", "--concurrency", "2", "--rounds", "1"]
     flags += ["--speculative-config", draft_model, "--simulate-device-ms", "2", "--json", str(path)]
-    assert run(*flags, "--simulate-pass-ms", "0.1", "--simulate-chance", "1") == 0
+    assert run(*flags, "--simulate-pass-ms", "0.1", "--draft-chance", "1") == 0
     (figures,) = json.loads(path.read_text())["figures"]
     assert figures["tokens_per_step"] > 1.5 and figures["accepted_share"] == 1.0
 
@@ -100,9 +100,9 @@ def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "speculative_config is needed" in error_line(capsys.readouterr().err)
     assert run("--simulate-device-ms", "1", "--simulate-pass-ms", "1", *SUFFIX) == 2
     said = error_line(capsys.readouterr().err)
-    assert "--simulate-pass-ms: needs --simulate-device-ms and a method" in said
+    assert "--simulate-pass-ms: needs --simulate-device-ms and the method" in said
     with pytest.raises(SystemExit):
-        run("--simulate-chance", "1.5", *SUFFIX)
+        run("--draft-chance", "1.5", *SUFFIX)
     assert "must be from 0 to 1, got '1.5'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run("--traces", "edit,prose", *SUFFIX)

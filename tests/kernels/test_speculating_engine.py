@@ -206,9 +206,9 @@ def test_tokens_with_a_draft_model_are_those_without(
     config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
     engine = engine_for(folder, speculative_config=config, async_scheduling=True)
     runner = engine.executor.model_runner
-    shapes = [use_shapes(each) for each in (runner.main, runner._draft)]
-    give_drafts = Mock(side_effect=runner._draft.give_drafts)
-    monkeypatch.setattr(runner._draft, "give_drafts", give_drafts)
+    shapes = [use_shapes(each) for each in (runner.main, runner.draft)]
+    give_drafts = Mock(side_effect=runner.draft.give_drafts)
+    monkeypatch.setattr(runner.draft, "give_drafts", give_drafts)
     assert answers_of(engine) == plain
     stats = engine.stats()
     assert stats.num_draft_tokens > 40
@@ -222,6 +222,33 @@ def test_tokens_with_a_draft_model_are_those_without(
     assert {StepShape.decodes(4), StepShape.mixed(4, 64)} <= set(shapes[1])
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_given_answers_take_the_place_of_what_is_sampled(folder: Path, draws: bool) -> None:
+    """So that a benchmark knows which drafts are right."""
+    config: dict[str, Any] = {"method": "suffix"}
+    if draws:
+        config = {"method": "draft_model", "model": str(folder)}
+    engine = engine_for(folder, speculative_config=config, async_scheduling=True)
+    runner = engine.executor.model_runner
+    models = [runner.main, runner.draft] if draws else [runner]
+    given = [model.give_answers(8) for model in models]
+    prompts = {seed: [5 + seed + place % 7 for place in range(20 + seed)] for seed in (11, 12)}
+    texts = {seed: (prompt * 2)[2:26] for seed, prompt in prompts.items()}
+    for seed, text in texts.items():
+        for answers in given:
+            answers.give(seed, len(prompts[seed]), text)
+        params = SamplingParams(temperature=0.5, max_tokens=24, ignore_eos=True, seed=seed)
+        engine.add_request(Request(str(seed), prompts[seed], params))
+    answers = {str(seed): [] for seed in texts}
+    while engine.has_unfinished:
+        for output in engine.step():
+            answers[output.request_id] += output.new_token_ids
+    assert answers == {str(seed): text for seed, text in texts.items()}
+    stats = engine.stats()
+    assert stats.num_accepted_tokens > 10
+    assert not draws or stats.num_accepted_tokens == stats.num_draft_tokens
+
+
 def test_drafts_of_an_mtp_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are transformers' own, in steps that are padded to the shapes of graphs."""
     seen = see_drafts(monkeypatch)
@@ -231,7 +258,7 @@ def test_drafts_of_an_mtp_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         tmp_path, speculative_config=config, async_scheduling=True, enable_prefix_caching=False
     )
     runner = engine.executor.model_runner
-    shapes = [use_shapes(each) for each in (runner.main, runner._draft)]
+    shapes = [use_shapes(each) for each in (runner.main, runner.draft)]
     oracle = DraftOracle(tmp_path)
     for index in range(4):
         prompt = [(7 * index + 3 * place) % 190 + 3 for place in range(5 + 9 * index)]
@@ -269,7 +296,7 @@ def test_graphs_of_an_mtp_layer_are_captured_on_padding(tmp_path: Path) -> None:
     sizes = {"max_num_batched_tokens": 48, "max_model_len": 48, "max_num_seqs": 1}
     engine = engine_for(tmp_path, speculative_config=config, async_scheduling=True, **sizes)
     runner = engine.executor.model_runner
-    for each in (runner.main, runner._draft):
+    for each in (runner.main, runner.draft):
         each.run_largest()
         with torch.inference_mode():
             nothing = each._inputs.update(ScheduledBatch.of([]))
@@ -308,7 +335,7 @@ def test_the_time_of_a_pass_is_read_once_it_is_known(
     config = {"method": "draft_model", "model": str(folder)}
     engine = engine_for(folder, speculative_config=config)
     device = Mock(new_event=Event, record_time=recorded)
-    monkeypatch.setattr(engine.executor.model_runner._draft._transfer, "_gpu", device)
+    monkeypatch.setattr(engine.executor.model_runner.draft._transfer, "_gpu", device)
     for bias in ((), ((17, 3.0),)):  # the host waits for each pass where logits have a bias
         engine.add_request(Request("r", [5, 6, 7], SamplingParams(max_tokens=6, logit_bias=bias)))
         while engine.has_unfinished:

@@ -73,7 +73,7 @@ def print_turns(args: argparse.Namespace, header: str, figures: Iterable[TurnFig
 
     rows = print_rows(header, figures)
     if args.json is not None:
-        save(args.json, rows, command_line())
+        save(args.json, rows, command_line(), args.device)
     return 0
 
 

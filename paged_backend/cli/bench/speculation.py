@@ -16,11 +16,11 @@ def add_parser(kinds: Subparsers) -> None:
     """Add the bench's flags."""
     parser = kinds.add_parser(
         "speculation",
-        help="what speculation gains on a CPU, or on a simulated device",
+        help="what speculation gains, also on a simulated device",
         description="Generate answers that repeat themselves as real ones do (an edited document, "
         "JSON, code), and random ones, in turn with speculation and without it. The model "
-        "is computed, and the tokens of these answers replace what it samples. On a CPU only, or "
-        "on a simulated device, where nothing is computed.",
+        "is computed, and the tokens of these answers replace what it samples. On a simulated "
+        "device, nothing is computed.",
     )
     add_engine_options(parser)
     group = parser.add_argument_group("workload")
@@ -43,9 +43,10 @@ def add_parser(kinds: Subparsers) -> None:
         "draws one token of each sequence (default: 1)",
     )
     group.add_argument(
-        "--simulate-chance",
+        "--draft-chance",
         type=_chance,
-        help="the same: chance that a draft is right if those before it are (default: 0.8)",
+        help="with the method draft_model or mtp: chance that a draft is right if those before it "
+        "are, whatever the draft model computes (default: 0.8)",
     )
     add_turns(group)
     parser.set_defaults(run=run)
@@ -57,30 +58,29 @@ def run(args: argparse.Namespace) -> int:
     use_threads(args)
     speculation = config.speculation()
     draws = speculation is not None and speculation.is_drawn_by_worker
-    if args.simulate_device_ms is None or not draws:
-        for name in ("simulate_pass_ms", "simulate_chance"):
-            if getattr(args, name) is not None:
-                flag = name.replace("_", "-")
-                raise ConfigError(
-                    f"--{flag}: needs --simulate-device-ms and a method that draws drafts"
-                )
-    if args.simulate_device_ms is not None:
-        return _run_simulated_device(args, config)
-    from paged_backend.tools.bench.speculation import HEADER, SpeculationBench
+    if args.draft_chance is not None and not draws:
+        raise ConfigError("--draft-chance: needs the method draft_model or mtp")
+    if args.simulate_pass_ms is not None and (args.simulate_device_ms is None or not draws):
+        raise ConfigError(
+            "--simulate-pass-ms: needs --simulate-device-ms and the method draft_model or mtp"
+        )
+    from paged_backend.tools.bench.speculation import DRAFT_CHANCE, HEADER, SpeculationBench
 
-    bench = SpeculationBench(config)
+    chance = DRAFT_CHANCE if args.draft_chance is None else args.draft_chance
+    if args.simulate_device_ms is not None:
+        return _run_simulated_device(args, config, chance)
+    bench = SpeculationBench(config, chance)
     return print_turns(args, HEADER, bench.measure(args.traces, args.concurrency, args.rounds))
 
 
-def _run_simulated_device(args: argparse.Namespace, config: EngineConfig) -> int:
+def _run_simulated_device(args: argparse.Namespace, config: EngineConfig, chance: float) -> int:
     from paged_backend.tools.bench.simulated_device import SimulatedDrafts
     from paged_backend.tools.bench.simulated_speculation import (
         IDLE_HEADER,
         SimulatedSpeculationBench,
     )
 
-    pass_ms, chance = args.simulate_pass_ms or 1.0, args.simulate_chance
-    drafts = SimulatedDrafts(pass_ms / 1e3, 0.8 if chance is None else chance)
+    drafts = SimulatedDrafts((args.simulate_pass_ms or 1.0) / 1e3, chance)
     bench = SimulatedSpeculationBench(config, args.simulate_device_ms / 1e3, drafts)
     figures = bench.measure(args.traces, args.concurrency, args.rounds)
     return print_turns(args, IDLE_HEADER, figures)

@@ -29,6 +29,7 @@ from paged_backend.models.step_context import IDLE_ADAPTER, StepContext
 from paged_backend.platforms.base import ModelRunner
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape, captured_shapes
 from paged_backend.platforms.gpu.device import GpuDevice, Replay
+from paged_backend.platforms.gpu.given_answers import GivenAnswers
 from paged_backend.platforms.gpu.idle_batches import IdleBatches
 from paged_backend.platforms.gpu.launched_steps import (
     DrawnPass,
@@ -92,6 +93,7 @@ class GpuModelRunner:
             self._makes_embeddings,
         )
         self._graphs: StepGraphs | None = None
+        self._gpu: GpuDevice | None = None  # captures the graphs
         self._is_warm = False
 
     @property
@@ -184,6 +186,7 @@ class GpuModelRunner:
         shapes = captured_shapes(self._limits)
         if self._context is not None:
             shapes += [replace(shape, has_adapters=True) for shape in shapes]
+        self._gpu, self._graphs = gpu, None
         pool = gpu.new_graph_pool()
         nothing = self._inputs.update(ScheduledBatch.of([]))
 
@@ -192,6 +195,14 @@ class GpuModelRunner:
             return gpu.capture(lambda: self._run(shape), pool)
 
         self._graphs = StepGraphs(shapes, capture)
+
+    def give_answers(self, number: int) -> GivenAnswers:
+        """Return `number` answers, whose tokens benchmarks set; no step samples others."""
+        answers = GivenAnswers(number, self._model.max_model_len, self._transfer.device)
+        self._sampler.give_answers(answers)
+        if self._gpu is not None:
+            self.capture(self._gpu)
+        return answers
 
     def _run_idle(self, num_tokens: int, num_seqs: int) -> None:
         """Run tokens, spread over sequences with only the null block; no request is affected.

@@ -16,6 +16,7 @@ from paged_kernels.sampling import SamplingState, sample
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
+from paged_backend.platforms.gpu.given_answers import GivenAnswers
 from paged_backend.platforms.gpu.packed_rows import PackedRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.token_edits import TokenEdits
@@ -43,6 +44,9 @@ class DeviceSampler:
         vocab_size: number of token ids.
         eos_token_ids: end tokens of the model.
         transfer: the way to the device.
+
+    Attributes:
+        answers: what takes the place of the tokens that `sample` samples; None outside benchmarks.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class DeviceSampler:
         transfer: Transfer,
     ) -> None:
         num_rows = len(last_tokens)
+        self.answers: GivenAnswers | None = None
         self._transfer = transfer
         self._edits = TokenEdits(transfer.send)
         self._vocab_size = vocab_size
@@ -116,6 +121,8 @@ class DeviceSampler:
             ArgumentError: the vocabulary is too large for the kernels.
         """
         sample(logits, to.row_or_none, to.positions, self._state, tokens)
+        if self.answers is not None:
+            tokens.copy_(self.answers.tokens(self._state.seed[to.rows], to.positions))
         self.last_tokens.index_copy_(0, to.rows, tokens)
 
     def change_and_sample(

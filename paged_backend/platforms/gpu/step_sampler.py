@@ -13,6 +13,7 @@ from paged_backend.core.scheduled_batch import SampleSpec, ScheduledSequence
 from paged_backend.core.scheduler_output import TokenMasks
 from paged_backend.models.base import OutputConfig
 from paged_backend.platforms.gpu.cuda_graphs import StepShape
+from paged_backend.platforms.gpu.given_answers import GivenAnswers
 from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs, max_num_samples
@@ -98,6 +99,10 @@ class StepSampler:
         self._penalized.update(
             spec.seq_id for spec in specs if spec.params.penalized or spec.params.min_tokens
         )
+
+    def give_answers(self, answers: GivenAnswers) -> None:
+        """Let the tokens of these answers take the place of what is sampled."""
+        self._sampler.answers = answers
 
     def release(self, seq_ids: Iterable[int]) -> None:
         """Forget sequences."""

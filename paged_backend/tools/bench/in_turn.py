@@ -10,11 +10,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from paged_backend.checkpoint.hub import resolve_checkpoint
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.executors import open_executor
+from paged_backend.platforms.select import resolve_device
 from paged_backend.tools.bench.comparison import Comparison
 from paged_backend.tools.bench.environment import environment
 from paged_backend.values.config import EngineConfig
@@ -106,11 +105,11 @@ def run_requests(engine: Engine, requests: Sequence[Request], at_once: int) -> f
     return num_tokens / (time.perf_counter() - started)
 
 
-def save(path: Path, figures: Sequence[TurnFigures], command: str) -> None:
-    """Write the figures of a CPU and the environment as JSON."""
+def save(path: Path, figures: Sequence[TurnFigures], command: str, device: str) -> None:
+    """Write the figures and the environment as JSON; `device` is the engine's option."""
     values = {
         "command": command,
-        "environment": environment(torch.device("cpu")),
+        "environment": environment(resolve_device(device)),
         "figures": [row.as_dict() for row in figures],
     }
     write_json(path, values, indent=2)

@@ -10,7 +10,7 @@ from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.engine.engine import Engine
 from paged_backend.tools.bench.simulated_device import SimulatedDrafts, SimulatedExecutor
-from paged_backend.tools.bench.speculation import SpeculationBench, SpeculationFigures
+from paged_backend.tools.bench.speculation import SpeculationBench, SpeculationFigures, give_to
 from paged_backend.values.config import EngineConfig
 
 _MAX_MODEL_LEN = 2048  # longer than any trace
@@ -57,6 +57,7 @@ class SimulatedSpeculationBench(SpeculationBench):
         speculation = config.speculation()
         draws = speculation is not None and speculation.is_drawn_by_worker
         self._step_s, self._drafts = step_s, drafts if draws else None
+        self._answers: dict[int, list[int]] = {}  # by seed
         self._idle: dict[bool, list[float]] = {False: [], True: []}  # shares, by side
         super().__init__(config)
 
@@ -78,6 +79,7 @@ class SimulatedSpeculationBench(SpeculationBench):
             *(self._answers, self._drafts),
         )
         self._device = executor.device
+        self._models = [give_to(self._answers)]
         return Engine(config, executor)
 
     def _run(self, kind: str, at_once: int, speculate: bool, number: int) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -40,6 +41,11 @@ class SpeculationFigures(TurnFigures):
         return f"{rates}  {self.tokens_per_step:6.2f}  {self.accepted_share:8.0%}"
 
 
+DRAFT_CHANCE = 0.8
+"""The chance that a draft of a draft model is right if those before it are."""
+
+_NUM_ANSWERS = 1024  # answers that a GPU keeps: more than a round has
+
 HEADER = "trace    at once   without      with  ratio              tokens/step  accepted"
 
 
@@ -47,19 +53,22 @@ class SpeculationBench:
     """An engine that speculates, for requests that want it and for others.
 
     Steps compute the whole model, and sample. The tokens of the traces then replace what was
-    sampled, because the model would answer something else.
+    sampled, because the model would answer something else. A draft model is computed, too, and
+    draws these tokens or others.
 
     Args:
         config: the engine's options; `speculative_config` says how to speculate.
+        draft_chance: the chance that a draft of a draft model is right if those before it are.
 
     Raises:
         ConfigError: `speculative_config` is missing, or an option is wrong.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, draft_chance: float = DRAFT_CHANCE) -> None:
         if config.speculative_config is None:
             raise option_error("speculative_config", 'is needed, such as {"method": "suffix"}')
-        self._answers: dict[int, list[int]] = {}  # by seed
+        self._draft_chance = draft_chance
+        self._models: list[Give] = []  # the model, and what draws drafts
         self._engine = self._open(config)
         self._num_requests = 0
 
@@ -84,15 +93,12 @@ class SpeculationBench:
                 yield SpeculationFigures(comparison, at_once, tokens_per_step, accepted_share)
 
     def _open(self, config: EngineConfig) -> Engine:
-        """Load the model; its steps sample the tokens of `self._answers`."""
+        """Load the model; its steps sample the tokens that `self._models` are given."""
         engine = open_engine(config)
         executor: Any = engine.executor
         runner = executor.model_runner
-        # Drafts of a draft model stay as they are, so that almost none of them is right.
-        runner = getattr(runner, "main", runner)
-        if not hasattr(runner, "sampler"):
-            raise option_error("device", "can only be cpu here, as a GPU samples in its graphs")
-        runner.sampler = _GivenTokens(executor.info.eos_token_ids, self._answers)
+        runners = [runner.main, runner.draft] if hasattr(runner, "draft") else [runner]
+        self._models = [_answering(each, executor.info.eos_token_ids) for each in runners]
         return engine
 
     def _run(self, kind: str, at_once: int, speculate: bool, number: int) -> float:
@@ -104,13 +110,43 @@ class SpeculationBench:
 
     def _request(self, job: Trace, speculate: bool) -> Request:
         self._num_requests += 1
-        self._answers[self._num_requests] = job.answer
+        rng, chance = random.Random(self._num_requests), self._draft_chance
+        # A neighbor of a token is another one.
+        guess = [token if rng.random() < chance else token - 1 for token in job.answer]
+        for give, answer in zip(self._models, (job.answer, guess), strict=False):
+            give(self._num_requests, len(job.prompt), answer)
         params = SamplingParams(
             temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True, seed=self._num_requests
         )
         # Nothing of a run before may be found: neither blocks of the prompt nor the answer.
         name = str(self._num_requests)
         return Request(name, job.prompt, params, name, speculate=speculate)
+
+
+class Give(Protocol):
+    """Gives a device an answer."""
+
+    def __call__(self, seed: int, start: int, answer: list[int]) -> None:
+        """Set the answer of the request with a seed, whose prompt has `start` tokens."""
+
+
+def give_to(answers: dict[int, list[int]]) -> Give:
+    """Return a function that sets an answer of a dictionary, by seed."""
+
+    def give(seed: int, start: int, answer: list[int]) -> None:
+        answers[seed] = answer
+
+    return give
+
+
+def _answering(runner: Any, eos_token_ids: tuple[int, ...]) -> Give:
+    """Let the runner of a model answer with what the returned function gives it."""
+    if hasattr(runner, "give_answers"):  # a GPU, which samples in its graphs
+        give: Give = runner.give_answers(_NUM_ANSWERS).give
+        return give
+    answers: dict[int, list[int]] = {}
+    runner.sampler = _GivenTokens(eos_token_ids, answers)
+    return give_to(answers)
 
 
 class _GivenTokens(Sampler):
