@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -43,24 +44,28 @@ NO_PLAN = DraftPlan({}, {}, {})
 class DraftingCosts:
     """What drafts of a draft model cost, from the measured times of three kinds of work.
 
-    Steps without drafts are measured apart for each power of two of their sizes, and decide what
-    drafts must exceed. Steps with drafts are measured without the passes that draw them. A pass
-    that draws drafts computes about one token of each sequence; what the draft model computes
-    before that, because it lacks earlier tokens, is measured apart, too.
+    Steps without drafts decide what drafts must exceed. Steps with drafts are measured without the
+    passes that draw them. A pass that draws drafts computes about one token of each sequence; what
+    the draft model computes before that, because it lacks earlier tokens, is measured apart, too.
+
+    All but the last are measured apart for each power of two of the number of sequences. What a few
+    drafts of one sequence take tells little about many drafts of many: most of a GPU's time for
+    them is for the weights, which it reads once.
     """
 
     def __init__(self) -> None:
-        self._plain: dict[int, StepCosts] = {}  # by the bit length of the number of tokens
-        self._verified = StepCosts()
-        self._passes = StepCosts()
+        # By the bit length of the number of sequences.
+        self._plain: defaultdict[int, StepCosts] = defaultdict(partial(StepCosts, _DECAY_OF_PLAIN))
+        hopeful = partial(StepCosts, is_hopeful=True)
+        self._verified: defaultdict[int, StepCosts] = defaultdict(hopeful)
+        self._passes: defaultdict[int, StepCosts] = defaultdict(hopeful)
         self._catch_up_s = 0.0  # seconds to catch up by one token
         self._num_seen: Counter[tuple[str, int]] = Counter()
 
     def observe_plain(self, seconds: float, num_tokens: int) -> None:
         """Record a step that decodes one token of each sequence."""
         if self._is_warm("plain", num_tokens):
-            costs = self._plain.setdefault(num_tokens.bit_length(), StepCosts(_DECAY_OF_PLAIN))
-            costs.observe(seconds, num_tokens)
+            self._plain[num_tokens.bit_length()].observe(seconds, num_tokens)
 
     def observe_drafted(
         self, seconds: float, num_sequences: int, drawn: DrawnDrafts
@@ -86,58 +91,65 @@ class DraftingCosts:
         verified_s = seconds - sum(item.seconds for item in drawn.passes)
         if verified_s <= 0:  # the passes were counted in an earlier step, which was in flight
             return None
+        verified, passes = self._with_drafts(num_sequences)
         for item in drawn.passes:
-            self._observe_pass(item)
+            self._observe_pass(item, passes)
         if num_drafts:
-            self._verified.observe(verified_s, num_tokens)
-        expected_s = self._verified.step_s(num_tokens) + sum(map(self._pass_s, drawn.passes))
+            verified.observe(verified_s, num_tokens)
+        expected_s = verified.step_s(num_tokens)
+        expected_s += sum(self._pass_s(item, passes) for item in drawn.passes)
         return min(seconds, _MAX_RATIO * expected_s)
 
-    def _observe_pass(self, item: DraftPass) -> None:
+    def _with_drafts(self, num_sequences: int) -> tuple[StepCosts, StepCosts]:
+        """Return the costs of steps with drafts, and of passes that draw them."""
+        size = num_sequences.bit_length()
+        return self._verified[size], self._passes[size]
+
+    def _observe_pass(self, item: DraftPass, passes: StepCosts) -> None:
         if _is_usual(item):
-            self._passes.observe(item.seconds, item.num_tokens)
+            passes.observe(item.seconds, item.num_tokens)
             return
         extra = item.num_tokens - item.num_drafts
-        seconds = max(item.seconds - self._passes.step_s(item.num_drafts), 0.0) / extra
+        seconds = max(item.seconds - passes.step_s(item.num_drafts), 0.0) / extra
         weight = _DECAY_UP if seconds > self._catch_up_s else _DECAY_DOWN
         weight = weight if self._catch_up_s else 1.0
         self._catch_up_s += weight * (seconds - self._catch_up_s)
 
-    def _pass_s(self, item: DraftPass) -> float:
+    def _pass_s(self, item: DraftPass, passes: StepCosts) -> float:
         """Return the expected seconds of a pass."""
         if _is_usual(item):
-            return self._passes.step_s(item.num_tokens)
+            return passes.step_s(item.num_tokens)
         extra = item.num_tokens - item.num_drafts
-        return self._passes.step_s(item.num_drafts) + self.catch_up_s(extra)
+        return passes.step_s(item.num_drafts) + self._catch_up(extra, passes)
 
     def knows_plain(self, num_sequences: int) -> bool:
         """Return True if enough steps without drafts of about this size were measured."""
-        costs = self._plain.get(num_sequences.bit_length())
-        return costs is not None and costs.num_steps >= _NUM_PLAIN
+        return self._plain[num_sequences.bit_length()].num_steps >= _NUM_PLAIN
 
     def plain_s(self, num_sequences: int) -> float:
         """Seconds of a step without drafts; 0 if none of about this size was measured."""
-        costs = self._plain.get(num_sequences.bit_length())
-        return 0.0 if costs is None else costs.step_s(num_sequences)
+        return self._plain[num_sequences.bit_length()].step_s(num_sequences)
 
-    def catch_up_s(self, num_tokens: int) -> float:
-        """Seconds in which the draft model computes tokens that it lacks."""
+    def catch_up_s(self, num_tokens: int, num_sequences: int) -> float:
+        """Seconds in which the draft model computes tokens that it lacks of one of the sequences."""
+        return self._catch_up(num_tokens, self._passes[num_sequences.bit_length()])
+
+    def _catch_up(self, num_tokens: int, passes: StepCosts) -> float:
         token_s = self._catch_up_s
-        if self._passes.num_steps:
-            token_s = min(token_s, _MAX_CATCH_UP * self._passes.step_s(1))
+        if passes.num_steps:
+            token_s = min(token_s, _MAX_CATCH_UP * passes.step_s(1))
         return token_s * num_tokens
 
-    def trial_s(self, num_missing: int) -> float:
+    def trial_s(self, num_missing: int, num_sequences: int) -> float:
         """Seconds that a step takes longer with one draft.
 
         Args:
             num_missing: number of tokens that the draft model lacks.
+            num_sequences: number of sequences that the step decodes.
         """
-        return (
-            self._passes.step_s(1)
-            + self._verified.token_s
-            + self.catch_up_s(max(num_missing - 1, 0))
-        )
+        verified, passes = self._with_drafts(num_sequences)
+        catch_up_s = self._catch_up(max(num_missing - 1, 0), passes)
+        return passes.step_s(1) + verified.token_s + catch_up_s
 
     def plan(
         self, chances: Mapping[int, tuple[float, int]], num_sequences: int, budget: int
@@ -158,14 +170,16 @@ class DraftingCosts:
         plain_s = self.plain_s(num_sequences)
         if not chances or budget <= 0 or plain_s <= 0:
             return NO_PLAN
-        verified = self._verified if self._verified.num_steps else self._plain_costs(num_sequences)
+        verified, passes = self._with_drafts(num_sequences)
+        if not verified.num_steps:
+            verified = self._plain[num_sequences.bit_length()]
         base_s = verified.step_s(num_sequences)
-        draft_s, pass_s = verified.token_s + self._passes.token_s, self._passes.step_s(0)
+        draft_s, pass_s = verified.token_s + passes.token_s, passes.step_s(0)
         rate, best = _MARGIN * num_sequences / plain_s, None
         least = rate * base_s - num_sequences  # tokens that the drafts must be worth
         if _most_worth(chances, rate * draft_s, rate * pass_s) <= least:
             return NO_PLAN
-        gains = _gains(chances, None if self._passes.num_steps else _MAX_UNKNOWN)
+        gains = _gains(chances, None if passes.num_steps else _MAX_UNKNOWN)
         for _ in range(_MAX_ROUNDS):
             chosen = _chosen(gains, rate, draft_s, pass_s, budget)
             num_passes = int(chosen.any(0).sum())
@@ -177,9 +191,6 @@ class DraftingCosts:
         if best is None:
             return NO_PLAN
         return _plan(list(chances), gains, best, rate, draft_s, pass_s)
-
-    def _plain_costs(self, num_sequences: int) -> StepCosts:
-        return self._plain[num_sequences.bit_length()]
 
     def _is_warm(self, kind: str, num_tokens: int) -> bool:
         self._num_seen[kind, num_tokens] += 1

@@ -20,13 +20,16 @@ class StepCosts:
         decay: weight of a new step.
         prior_weight: weight of the assumption about the time of a token, as a variance of the
             number of tokens of steps.
+        is_hopeful: assume that a token takes no time, so that larger steps are tried.
 
     Attributes:
         num_steps: number of steps so far.
     """
 
-    def __init__(self, decay: float = _DECAY, prior_weight: float = 1.0) -> None:
-        self._decay, self._prior_weight = decay, prior_weight
+    def __init__(
+        self, decay: float = _DECAY, prior_weight: float = 1.0, *, is_hopeful: bool = False
+    ) -> None:
+        self._decay, self._prior_weight, self._is_hopeful = decay, prior_weight, is_hopeful
         self.num_steps = 0
         self._mean_tokens = 0.0
         self._mean_s = 0.0
@@ -50,7 +53,7 @@ class StepCosts:
         """Seconds that a step takes longer with one more token."""
         # With the same share for any number of tokens, a steady batch of 8 would never try a draft.
         share = min(_PRIOR_SHARE, _PRIOR_SHARE_OF_ALL / max(self._mean_tokens, 1))
-        prior = share * self._mean_s
+        prior = 0.0 if self._is_hopeful else share * self._mean_s
         slope = self._covariance + self._prior_weight * prior
         return max(slope / (self._variance + self._prior_weight), 0.0)
 
