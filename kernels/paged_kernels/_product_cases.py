@@ -143,6 +143,7 @@ def _experts(
     *,
     gated: bool = True,
     bias: bool = False,
+    has_slots: bool = True,
     **options: Any,
 ) -> Case:
     count, hidden, inner = model.num_experts, model.hidden, model.intermediate
@@ -160,6 +161,7 @@ def _experts(
             ints(num_tokens, model.top_k),
             empty(num_tokens, model.top_k, dtype=FP32),
             gated=gated,
+            slots=empty(num_tokens, dtype=torch.int64) if has_slots else None,
             **biases,
             **options,
         )
@@ -216,6 +218,7 @@ PRODUCT_CASES = (
     _w4a16_matmul(_QKV, 32, zero_points=True),
     _experts(_MIXTRAL),
     _experts(_MIXTRAL, FP32),
+    _experts(_MIXTRAL, note="last layer", has_slots=False),
     _experts(_QWEN3_30B),
     _experts(_QWEN3_30B, FP16),
     _experts(_GPT_OSS_20B, bias=True, alpha=1.702, limit=7.0, up_offset=1.0),

@@ -46,10 +46,12 @@ class _Tiles:
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
 def _sort_pairs_kernel(
     ids_ptr,
+    slots_ptr,
     pairs_ptr,
     tile_experts_ptr,
     num_pairs,
     num_tiles,
+    TOP_K: tl.constexpr,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -62,7 +64,7 @@ def _sort_pairs_kernel(
     offsets = tl.arange(0, BLOCK)
     counts = tl.zeros([BINS], tl.int32)
     for start in range(0, num_pairs, BLOCK):
-        ids = tl.load(ids_ptr + start + offsets, mask=start + offsets < num_pairs, other=EXPERTS)
+        ids = _load_ids(ids_ptr, slots_ptr, start + offsets, num_pairs, TOP_K, EXPERTS)
         counts += tl.histogram(ids, BINS)
     bins = tl.arange(0, BINS)
     tiles = (counts + ROWS - 1) // ROWS
@@ -74,13 +76,23 @@ def _sort_pairs_kernel(
         tl.store(tile_experts_ptr + num_tiles, end)
     position = first * ROWS
     for start in range(0, num_pairs, BLOCK):
-        ids = tl.load(ids_ptr + start + offsets, mask=start + offsets < num_pairs, other=EXPERTS)
+        ids = _load_ids(ids_ptr, slots_ptr, start + offsets, num_pairs, TOP_K, EXPERTS)
         mine = ids == expert
         before = tl.cumsum(mine.to(tl.int32), 0) - 1
         tl.store(pairs_ptr + position + before, start + offsets, mask=mine)
         position += tl.sum(mine.to(tl.int32))
     rest = position + tl.arange(0, ROWS)
     tl.store(pairs_ptr + rest, num_pairs, mask=rest < end * ROWS)
+
+
+@triton.jit
+def _load_ids(ids_ptr, slots_ptr, pairs, num_pairs, TOP_K: tl.constexpr, EXPERTS: tl.constexpr):
+    """Return the expert of each pair; EXPERTS stands for none."""
+    ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=EXPERTS)
+    if slots_ptr is not None:
+        slots = tl.load(slots_ptr + pairs // TOP_K, mask=pairs < num_pairs, other=-1)
+        ids = tl.where(slots < 0, EXPERTS, ids)
+    return ids
 
 
 @triton.jit
@@ -239,6 +251,7 @@ def experts(
     cubic: float = 0.0,
     has_absent: bool = False,
     gated: bool = True,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """Compute the weighted sum of the outputs of each row's experts.
 
@@ -264,6 +277,8 @@ def experts(
         gated: whether the experts have a gate. Without one, `gate_up` is [num_experts,
             intermediate, hidden], its bias [num_experts, intermediate], and the numbers of the
             activation have no effect.
+        slots: [rows] int64; a negative one marks a row that is padding. It gets arbitrary numbers,
+            and no weights are read for it.
 
     Returns:
         [rows, hidden] in the dtype of `x`.
@@ -288,6 +303,8 @@ def experts(
     for name, bias, size in (("gate_up", gate_up_bias, both), ("down", down_bias, hidden)):
         if bias is not None:
             check_tensor(f"{name}_bias", bias, (num_experts, size), x.dtype, like=x)
+    if slots is not None:
+        check_tensor("slots", slots, (rows,), torch.int64, like=x)
     num_pairs = rows * top_k
     activated = x.new_empty(num_pairs, inner)
     outputs = (x.new_zeros if has_absent else x.new_empty)(num_pairs, hidden)
@@ -295,7 +312,7 @@ def experts(
     if rows == 0:
         return out
     config = experts_config(triton.cdiv(num_pairs, num_experts), x.element_size())
-    tiles = _sort_pairs(expert_ids, num_experts, config.rows)
+    tiles = _sort_pairs(expert_ids, slots, num_experts, config.rows)
     _launch(
         *(_gate_up_kernel, x, gate_up, gate_up_bias, activated, tiles, config),
         TOP_K=top_k,
@@ -313,7 +330,7 @@ def experts(
     return out
 
 
-def _sort_pairs(expert_ids: Tensor, num_experts: int, rows: int) -> _Tiles:
+def _sort_pairs(expert_ids: Tensor, slots: Tensor | None, num_experts: int, rows: int) -> _Tiles:
     """Sort the pairs of a row and an expert; a tile has `rows` of them, or fewer."""
     num_pairs = expert_ids.numel()
     # Each expert that is chosen at all has at most one tile that is not full.
@@ -322,10 +339,12 @@ def _sort_pairs(expert_ids: Tensor, num_experts: int, rows: int) -> _Tiles:
     tile_experts = expert_ids.new_empty(count + 1)
     _sort_pairs_kernel[(num_experts,)](
         expert_ids,
+        slots,
         pairs,
         tile_experts,
         num_pairs,
         count,
+        TOP_K=expert_ids.shape[1],
         EXPERTS=num_experts,
         BINS=triton.next_power_of_2(num_experts + 1),
         ROWS=rows,

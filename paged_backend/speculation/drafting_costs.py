@@ -131,7 +131,7 @@ class DraftingCosts:
         return self._plain[num_sequences.bit_length()].step_s(num_sequences)
 
     def catch_up_s(self, num_tokens: int, num_sequences: int) -> float:
-        """Seconds in which the draft model computes tokens that it lacks of one of the sequences."""
+        """Seconds in which the draft model computes tokens that it lacks of a sequence."""
         return self._catch_up(num_tokens, self._passes[num_sequences.bit_length()])
 
     def _catch_up(self, num_tokens: int, passes: StepCosts) -> float:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from matmul_checks import between_nans, ordered_dot
 from paged_kernels.errors import ArgumentError
-from paged_kernels.experts import experts
+from paged_kernels.experts import _sort_pairs, experts
 from paged_kernels.reference import experts as reference
 from paged_kernels.tuning.products import experts_config
 from torch import Tensor
@@ -114,6 +114,25 @@ def test_all_rows_choose_one_expert(rows: int, device: torch.device) -> None:
     call = random_call(rows, 3, 1, 32, 16, torch.float32, device)
     call["expert_ids"].fill_(1)
     check(experts(**call), call)
+
+
+@pytest.mark.parametrize("padding", [[0], [3, 4, 6], [0, 1, 2, 3, 4, 5, 6]])
+def test_no_weights_are_read_for_padding(padding: list[int], device: torch.device) -> None:
+    """The experts that only rows of padding choose have no tile."""
+    call = random_call(7, 20, 2, 33, 16, torch.float32, device)
+    ids, slots = call["expert_ids"], torch.arange(7, device=device) + 100
+    slots[padding] = -1
+    used = [row for row in range(7) if row not in padding]
+    for row in padding:
+        ids[row] = torch.tensor([18, 19])
+    for row in used:
+        ids[row] %= 18
+    out = experts(**call, slots=slots)
+    names = "x", "expert_ids", "expert_weights"
+    check(out[used], call | {name: call[name][used] for name in names})
+    tiles = _sort_pairs(ids, slots, 20, 16)
+    num_tiles = int(tiles.experts[-1])
+    assert set(tiles.experts[:num_tiles].tolist()) == set(ids[used].flatten().tolist())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -18,6 +18,7 @@ from paged_backend.models.attention import AttentionBackend, AttentionLayer, Att
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.platform import GpuPlatform
+from paged_backend.platforms.gpu.step_rows import StepRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.portable.attention import TorchAttention
 from paged_backend.platforms.select import gpu_of
@@ -139,7 +140,7 @@ def test_a_layer_equals_torchs_attention(device, dtype, scales):
     spec = KVCacheSpec(GROUPS, alike(GROUPS, KV_HEADS, DIM), BLOCK, dtype, scales)
     sinks = torch.tensor([0.5, 1.0, -1.0, 2.0], device=device)
     layer = replace(make_layer(scales, device), softcap=2.0, window=9, sinks=sinks)
-    kernels = attended(TritonAttention(spec, 7, transfer_to(device)), layer, device)
+    kernels = attended(TritonAttention(spec, 7, transfer_to(device), StepRows()), layer, device)
     wanted = attended(TorchAttention(spec, 7, device), layer, device)
     torch.testing.assert_close(kernels, wanted, atol=2e-5, rtol=2e-5)
 
@@ -148,7 +149,11 @@ def test_scales_of_a_checkpoint_do_not_change_an_unquantized_cache(device):
     """A checkpoint may have scales and its cache be stored in the dtype of the model."""
     spec = KVCacheSpec(GROUPS, alike(GROUPS, KV_HEADS, DIM), BLOCK, torch.float32)
     with_scales, without = (
-        attended(TritonAttention(spec, 7, transfer_to(device)), make_layer(scales, device), device)
+        attended(
+            TritonAttention(spec, 7, transfer_to(device), StepRows()),
+            make_layer(scales, device),
+            device,
+        )
         for scales in (KVScales.STATIC, KVScales.NONE)
     )
     assert all(map(torch.equal, with_scales, without))

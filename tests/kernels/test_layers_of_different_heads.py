@@ -12,6 +12,7 @@ from oracle import Oracle, make_engine, mixed_work, run, tokens_of
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec, KVScales
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.platforms.gpu.step_rows import StepRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.portable.attention import TorchAttention
 from paged_backend.platforms.select import gpu_of
@@ -26,7 +27,8 @@ from paged_backend.values.kv_cache_groups import KVCacheGroup, KVSizes
 )
 def test_layers_compute_in_one_pool_what_torch_computes(device, stored):
     torchs = partial(TorchAttention, device=device)
-    kernels = partial(TritonAttention, transfer=Transfer(device, gpu_of(device)))
+    transfer = Transfer(device, gpu_of(device))
+    kernels = partial(TritonAttention, transfer=transfer, rows=StepRows())
     together, wanted = Steps(device).together(kernels, stored), Steps(device).alone(torchs, stored)
     torch.testing.assert_close(together, wanted, atol=2e-5, rtol=2e-5)
 
@@ -35,7 +37,7 @@ def test_heads_that_the_kernels_cannot_read_are_refused(device):
     group, sizes = KVCacheGroup(None, (0,)), {0: KVSizes(1, 520, 520)}
     spec = KVCacheSpec((group,), sizes, 16, torch.float32)
     with pytest.raises(ConfigError, match="head_dim must be at most 512 for .* a GPU, got 520"):
-        TritonAttention(spec, 2, Transfer(device, gpu_of(device)))
+        TritonAttention(spec, 2, Transfer(device, gpu_of(device)), StepRows())
 
 
 PUBLISHED = {"head_dim": 256, "global_head_dim": 512, "num_key_value_heads": 1}

@@ -20,6 +20,7 @@ from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import PLACEHOLDER, Sequence
 from paged_backend.engine.engine import Engine
+from paged_backend.platforms.gpu import experts as experts_module
 from paged_backend.platforms.gpu import texts
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape, captured_shapes
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
@@ -252,6 +253,8 @@ def test_given_answers_take_the_place_of_what_is_sampled(folder: Path, draws: bo
 def test_drafts_of_an_mtp_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are transformers' own, in steps that are padded to the shapes of graphs."""
     seen = see_drafts(monkeypatch)
+    product = Mock(side_effect=experts_module.experts)
+    monkeypatch.setattr(experts_module, "experts", product)
     make_predicting("glm4-moe", tmp_path)
     config = {"method": "mtp", "num_speculative_tokens": 3}
     engine = engine_for(
@@ -270,6 +273,10 @@ def test_drafts_of_an_mtp_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     oracle.confirm(seen)
     assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} & set(shapes[0])
     assert {StepShape.decodes(4), StepShape.mixed(4, 64)} <= set(shapes[1])
+    # The experts of all layers but the last know which rows are padding.
+    slots = [call.kwargs["slots"] for call in product.call_args_list]
+    padded = [each for each in slots if each is not None and bool((each < 0).any())]
+    assert len(padded) > 5 and None in slots
 
 
 def test_tokens_with_an_mtp_layer_are_those_without(

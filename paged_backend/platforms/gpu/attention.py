@@ -22,6 +22,7 @@ from torch import Tensor
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.models.kv_pool import PoolTensor
+from paged_backend.platforms.gpu.step_rows import StepRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import KVSizes
@@ -44,12 +45,21 @@ class TritonAttention(AttentionBackend):
     each token and head has a scale, these are in a separate pool, without the last dimension. See
     `PoolTensor` for the layers in a pool.
 
+    Args:
+        spec: the layers.
+        num_blocks: number of blocks of the pool.
+        transfer: the way to the device.
+        rows: is told which rows of a step are padding.
+
     Raises:
         ConfigError: the kernels cannot read heads of this size.
     """
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer) -> None:
+    def __init__(
+        self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer, rows: StepRows
+    ) -> None:
         self._transfer = transfer
+        self._rows, self._last_layer = rows, max(spec.places)
         self._has_static_scales = spec.scales is KVScales.STATIC
         self._places = spec.places
 
@@ -79,6 +89,7 @@ class TritonAttention(AttentionBackend):
         qkv = qkv.contiguous()
         group, shape = self._places[layer.keeper].group, PlanShape(layer.window, layer.kept)
         cache, qk_norm = self._pool.of(layer.keeper), layer.qk_norm
+        self._rows.enter(layer.index, self._last_layer, meta.slot_mappings[group])
         scales = self._scales_of(layer)
         fused_qk_norm_rope_cache(
             qkv,

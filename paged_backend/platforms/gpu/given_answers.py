@@ -12,7 +12,7 @@ class GivenAnswers:
     """Answers on the device, found by the seed of a request and the position of a token.
 
     Args:
-        number: number of answers that are kept; a later seed takes the place of this one + `number`.
+        number: number of answers that are kept; seed + `number` takes the place of a seed.
         max_model_len: the longest sequence.
         device: where they are.
     """

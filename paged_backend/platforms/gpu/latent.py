@@ -12,17 +12,22 @@ from torch import Tensor
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata, LatentLayer
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.platforms.gpu.attention import copy_pool_blocks
+from paged_backend.platforms.gpu.step_rows import StepRows
 from paged_backend.platforms.gpu.transfer import Transfer
 
 
 class TritonLatentAttention(AttentionBackend):
     """Owns a pool [group_size, num_blocks, block_size, row_size].
 
-    It starts with zeros, because kernels may multiply unwritten numbers by a weight of 0.
+    It starts with zeros, because kernels may multiply unwritten numbers by a weight of 0. The
+    arguments are those of `TritonAttention`.
     """
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer) -> None:
+    def __init__(
+        self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer, rows: StepRows
+    ) -> None:
         self._transfer = transfer
+        self._rows, self._last_layer = rows, max(spec.places)
         self._places = spec.places
         row_size = next(iter(spec.sizes.values())).key_dim
         shape = spec.group_size, num_blocks, spec.block_size, row_size
@@ -35,6 +40,7 @@ class TritonLatentAttention(AttentionBackend):
     ) -> Tensor:
         group, part = self._places[layer.index]
         cache, table = self._pool[part], layer.cos_sin_cache
+        self._rows.enter(layer.index, self._last_layer, meta.slot_mappings[group])
         latent_rope_cache(q, rows, meta.positions, table, cache, meta.slot_mappings[group])
         lengths = meta.seq_lens, meta.query_start_loc
         if self._meta is not meta or self._plan is None:

@@ -29,6 +29,7 @@ from paged_backend.platforms.gpu.linear import DenseLinear
 from paged_backend.platforms.gpu.low_rank import TritonLowRank
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.quantized_linear import quantized_product, weight_forms
+from paged_backend.platforms.gpu.step_rows import StepRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.portable.encoder_runner import EncoderRunner
 from paged_backend.platforms.portable.no_attention import NoAttention
@@ -68,6 +69,7 @@ class GpuPlatform:
         self.state_chunks = state_functions.chunks(dtype)
         self._gpu = gpu
         self._transfer = Transfer(device, gpu)
+        self._rows = StepRows()
         self.low_rank: LowRankFactory = partial(TritonLowRank, dtype=dtype, transfer=self._transfer)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
@@ -87,7 +89,7 @@ class GpuPlatform:
 
     def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
         """Allocate the experts of a layer."""
-        return TritonExperts(spec, self.dtype, self.device)
+        return TritonExperts(spec, self.dtype, self.device, self._rows)
 
     def token_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Compute the RMS norm of the queries, or of the keys, of all heads of a token together."""
@@ -102,7 +104,7 @@ class GpuPlatform:
         if not spec.keeps_tokens:
             return NoAttention()
         kind = TritonLatentAttention if spec.is_latent else TritonAttention
-        return kind(spec, num_blocks, self._transfer)
+        return kind(spec, num_blocks, self._transfer, self._rows)
 
     def kv_cache_bytes(
         self,
