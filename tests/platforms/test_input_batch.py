@@ -20,6 +20,7 @@ from paged_backend.platforms.gpu.cuda_graphs import (
     captured_shapes,
     decode_sizes,
 )
+from paged_backend.platforms.gpu.idle_batches import IdleBatches
 from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.input_batch import InputBatchBuilder, block_tables
 from paged_backend.values.options.scheduling import StepLimits
@@ -257,6 +258,17 @@ def test_there_is_a_graph_for_each_step_of_drafts(most):
                 num_rows = num_decodes + num_drafted + num_drafts
                 step = StepShape(num_rows, num_decodes + num_drafted, num_rows, num_decodes)
                 assert graphs.fit(step) is not None
+
+
+def test_a_warm_up_has_all_kinds_of_products():
+    """cuBLAS has several kernels for 512 to 2,048 rows, and loads each when it first runs."""
+    idle = IdleBatches(limits(8, 1600), 4096, 16, 1, 100, makes_embeddings=False)
+    sizes = list(idle.sizes())
+    prompts = [num_tokens for num_tokens, num_seqs in sizes if num_seqs == 1 and num_tokens > 9]
+    assert prompts == [16, 32, 64, 128, 256, 512, 640, 768, 896, 1024, 1280, 1536]
+    for num_tokens, num_seqs in sizes:
+        batch = idle.spread(num_tokens, num_seqs)
+        assert sum(len(item.token_ids) for item in batch.scheduled) == num_tokens
 
 
 def test_the_number_of_captured_shapes():

@@ -47,15 +47,19 @@ class IdleBatches:
         Products and experts have kernels for few rows, for more, and for many. The rows are tokens,
         and samples or tokens with prompt logprobs in the output layer. All powers of two are among
         them, because dense products of 32 rows may need a kernel that neither 16 nor 64 rows need.
+        From 512 to 2,048 rows there are more, because cuBLAS has several kernels for them, and to
+        load one takes longer than such a step.
         """
         most_tokens, most_seqs = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
         for num_seqs in (*_powers_of_two(most_seqs), most_seqs):
             yield num_seqs, num_seqs
         for num_tokens in (2, most_seqs + 1):  # one prompt; the keys of a short one are split
             yield min(most_tokens, num_tokens), 1
-        for num_tokens in _powers_of_two(most_tokens):
-            if num_tokens > most_seqs:
-                yield num_tokens, min(-(-num_tokens // self.max_model_len), most_seqs)
+        for power in _powers_of_two(most_tokens):
+            quarters = range(power, 2 * power, power // 4) if power in (512, 1024) else [power]
+            for num_tokens in quarters:
+                if most_seqs < num_tokens <= most_tokens:
+                    yield num_tokens, min(-(-num_tokens // self.max_model_len), most_seqs)
 
     def spread(self, num_tokens: int, num_seqs: int, adapter: str = "") -> ScheduledBatch:
         """Return tokens that are spread over sequences, each with all kinds of filters.
