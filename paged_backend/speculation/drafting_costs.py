@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -44,28 +43,29 @@ NO_PLAN = DraftPlan({}, {}, {})
 class DraftingCosts:
     """What drafts of a draft model cost, from the measured times of three kinds of work.
 
-    Steps without drafts decide what drafts must exceed. Steps with drafts are measured without the
-    passes that draw them. A pass that draws drafts computes about one token of each sequence; what
-    the draft model computes before that, because it lacks earlier tokens, is measured apart, too.
+    Steps without drafts are measured apart for each power of two of their sizes, and decide what
+    drafts must exceed. Steps with drafts are measured without the passes that draw them. A pass
+    that draws drafts computes about one token of each sequence; what the draft model computes
+    before that, because it lacks earlier tokens, is measured apart, too.
 
-    All but the last are measured apart for each power of two of the number of sequences. What a few
-    drafts of one sequence take tells little about many drafts of many: most of a GPU's time for
-    them is for the weights, which it reads once.
+    One more token in a step, or in a pass, is assumed to take no time until steps of different
+    sizes show what it takes. What a few drafts of one sequence take tells little about many drafts
+    of many: a GPU needs most of the time to read the weights, once for all of them. Too much hope
+    costs a few steps, too little is never corrected.
     """
 
     def __init__(self) -> None:
-        # By the bit length of the number of sequences.
-        self._plain: defaultdict[int, StepCosts] = defaultdict(partial(StepCosts, _DECAY_OF_PLAIN))
-        hopeful = partial(StepCosts, is_hopeful=True)
-        self._verified: defaultdict[int, StepCosts] = defaultdict(hopeful)
-        self._passes: defaultdict[int, StepCosts] = defaultdict(hopeful)
+        self._plain: dict[int, StepCosts] = {}  # by the bit length of the number of tokens
+        self._verified = StepCosts(is_hopeful=True)
+        self._passes = StepCosts(is_hopeful=True)
         self._catch_up_s = 0.0  # seconds to catch up by one token
         self._num_seen: Counter[tuple[str, int]] = Counter()
 
     def observe_plain(self, seconds: float, num_tokens: int) -> None:
         """Record a step that decodes one token of each sequence."""
         if self._is_warm("plain", num_tokens):
-            self._plain[num_tokens.bit_length()].observe(seconds, num_tokens)
+            costs = self._plain.setdefault(num_tokens.bit_length(), StepCosts(_DECAY_OF_PLAIN))
+            costs.observe(seconds, num_tokens)
 
     def observe_drafted(
         self, seconds: float, num_sequences: int, drawn: DrawnDrafts
@@ -91,65 +91,58 @@ class DraftingCosts:
         verified_s = seconds - sum(item.seconds for item in drawn.passes)
         if verified_s <= 0:  # the passes were counted in an earlier step, which was in flight
             return None
-        verified, passes = self._with_drafts(num_sequences)
         for item in drawn.passes:
-            self._observe_pass(item, passes)
+            self._observe_pass(item)
         if num_drafts:
-            verified.observe(verified_s, num_tokens)
-        expected_s = verified.step_s(num_tokens)
-        expected_s += sum(self._pass_s(item, passes) for item in drawn.passes)
+            self._verified.observe(verified_s, num_tokens)
+        expected_s = self._verified.step_s(num_tokens) + sum(map(self._pass_s, drawn.passes))
         return min(seconds, _MAX_RATIO * expected_s)
 
-    def _with_drafts(self, num_sequences: int) -> tuple[StepCosts, StepCosts]:
-        """Return the costs of steps with drafts, and of passes that draw them."""
-        size = num_sequences.bit_length()
-        return self._verified[size], self._passes[size]
-
-    def _observe_pass(self, item: DraftPass, passes: StepCosts) -> None:
+    def _observe_pass(self, item: DraftPass) -> None:
         if _is_usual(item):
-            passes.observe(item.seconds, item.num_tokens)
+            self._passes.observe(item.seconds, item.num_tokens)
             return
         extra = item.num_tokens - item.num_drafts
-        seconds = max(item.seconds - passes.step_s(item.num_drafts), 0.0) / extra
+        seconds = max(item.seconds - self._passes.step_s(item.num_drafts), 0.0) / extra
         weight = _DECAY_UP if seconds > self._catch_up_s else _DECAY_DOWN
         weight = weight if self._catch_up_s else 1.0
         self._catch_up_s += weight * (seconds - self._catch_up_s)
 
-    def _pass_s(self, item: DraftPass, passes: StepCosts) -> float:
+    def _pass_s(self, item: DraftPass) -> float:
         """Return the expected seconds of a pass."""
         if _is_usual(item):
-            return passes.step_s(item.num_tokens)
+            return self._passes.step_s(item.num_tokens)
         extra = item.num_tokens - item.num_drafts
-        return passes.step_s(item.num_drafts) + self._catch_up(extra, passes)
+        return self._passes.step_s(item.num_drafts) + self.catch_up_s(extra)
 
     def knows_plain(self, num_sequences: int) -> bool:
         """Return True if enough steps without drafts of about this size were measured."""
-        return self._plain[num_sequences.bit_length()].num_steps >= _NUM_PLAIN
+        costs = self._plain.get(num_sequences.bit_length())
+        return costs is not None and costs.num_steps >= _NUM_PLAIN
 
     def plain_s(self, num_sequences: int) -> float:
         """Seconds of a step without drafts; 0 if none of about this size was measured."""
-        return self._plain[num_sequences.bit_length()].step_s(num_sequences)
+        costs = self._plain.get(num_sequences.bit_length())
+        return 0.0 if costs is None else costs.step_s(num_sequences)
 
-    def catch_up_s(self, num_tokens: int, num_sequences: int) -> float:
-        """Seconds in which the draft model computes tokens that it lacks of a sequence."""
-        return self._catch_up(num_tokens, self._passes[num_sequences.bit_length()])
-
-    def _catch_up(self, num_tokens: int, passes: StepCosts) -> float:
+    def catch_up_s(self, num_tokens: int) -> float:
+        """Seconds in which the draft model computes tokens that it lacks."""
         token_s = self._catch_up_s
-        if passes.num_steps:
-            token_s = min(token_s, _MAX_CATCH_UP * passes.step_s(1))
+        if self._passes.num_steps:
+            token_s = min(token_s, _MAX_CATCH_UP * self._passes.step_s(1))
         return token_s * num_tokens
 
-    def trial_s(self, num_missing: int, num_sequences: int) -> float:
+    def trial_s(self, num_missing: int) -> float:
         """Seconds that a step takes longer with one draft.
 
         Args:
             num_missing: number of tokens that the draft model lacks.
-            num_sequences: number of sequences that the step decodes.
         """
-        verified, passes = self._with_drafts(num_sequences)
-        catch_up_s = self._catch_up(max(num_missing - 1, 0), passes)
-        return passes.step_s(1) + verified.token_s + catch_up_s
+        return (
+            self._passes.step_s(1)
+            + self._verified.token_s
+            + self.catch_up_s(max(num_missing - 1, 0))
+        )
 
     def plan(
         self, chances: Mapping[int, tuple[float, int]], num_sequences: int, budget: int
@@ -170,16 +163,14 @@ class DraftingCosts:
         plain_s = self.plain_s(num_sequences)
         if not chances or budget <= 0 or plain_s <= 0:
             return NO_PLAN
-        verified, passes = self._with_drafts(num_sequences)
-        if not verified.num_steps:
-            verified = self._plain[num_sequences.bit_length()]
+        verified = self._verified if self._verified.num_steps else self._plain_costs(num_sequences)
         base_s = verified.step_s(num_sequences)
-        draft_s, pass_s = verified.token_s + passes.token_s, passes.step_s(0)
+        draft_s, pass_s = verified.token_s + self._passes.token_s, self._passes.step_s(0)
         rate, best = _MARGIN * num_sequences / plain_s, None
         least = rate * base_s - num_sequences  # tokens that the drafts must be worth
         if _most_worth(chances, rate * draft_s, rate * pass_s) <= least:
             return NO_PLAN
-        gains = _gains(chances, None if passes.num_steps else _MAX_UNKNOWN)
+        gains = _gains(chances, None if self._passes.num_steps else _MAX_UNKNOWN)
         for _ in range(_MAX_ROUNDS):
             chosen = _chosen(gains, rate, draft_s, pass_s, budget)
             num_passes = int(chosen.any(0).sum())
@@ -191,6 +182,9 @@ class DraftingCosts:
         if best is None:
             return NO_PLAN
         return _plan(list(chances), gains, best, rate, draft_s, pass_s)
+
+    def _plain_costs(self, num_sequences: int) -> StepCosts:
+        return self._plain[num_sequences.bit_length()]
 
     def _is_warm(self, kind: str, num_tokens: int) -> bool:
         self._num_seen[kind, num_tokens] += 1

@@ -157,9 +157,7 @@ class PayingDrafts(DraftingRule):
         chances = {seq_id: (item.chance, item.max_drafts) for seq_id, item in items.items()}
         plan = self._costs.plan(chances, num_sequences, budget)
         late = {
-            seq_id
-            for seq_id in plan.numbers
-            if not self._is_worth_beginning(items[seq_id], plan, num_sequences)
+            seq_id for seq_id in plan.numbers if not self._is_worth_beginning(items[seq_id], plan)
         }
         if not late:
             return plan
@@ -171,15 +169,14 @@ class PayingDrafts(DraftingRule):
         }
         return self._costs.plan(chances, num_sequences, budget) if chances else NO_PLAN
 
-    def _is_worth_beginning(self, item: Candidate, plan: DraftPlan, num_sequences: int) -> bool:
+    def _is_worth_beginning(self, item: Candidate, plan: DraftPlan) -> bool:
         """Return True if drafts save more time than the tokens take that the draft model lacks."""
         if item.lag <= _MAX_LAG:
             return True
         if self._saved_s < 0:
             return False
         num_steps = min(item.room, _HORIZON) / plan.num_tokens[item.seq_id]
-        catch_up_s = self._costs.catch_up_s(item.lag, num_sequences)
-        return plan.saved_s[item.seq_id] * num_steps > catch_up_s
+        return plan.saved_s[item.seq_id] * num_steps > self._costs.catch_up_s(item.lag)
 
     def _trial(self, items: list[Candidate], num_sequences: int, budget: int) -> Candidate | None:
         """Return a sequence without drafts that has one all the same; None for no trial now.
@@ -193,9 +190,7 @@ class PayingDrafts(DraftingRule):
                     return item
         if self._saved_s >= _MAX_SAVED * self._costs.plain_s(num_sequences):
             return min(items, key=lambda item: item.lag)  # even if it seems to take longer
-        affordable = [
-            item for item in items if self._costs.trial_s(item.lag, num_sequences) < self._saved_s
-        ]
+        affordable = [item for item in items if self._costs.trial_s(item.lag) < self._saved_s]
         return max(affordable, key=lambda item: item.lag, default=None)
 
     def _save(self, seconds: float, plain_s: float) -> None:
