@@ -190,6 +190,9 @@ class AttentionBackend(ABC):
 
     states: StatePool | None = None
 
+    def cut_rows(self) -> None:
+        """Take note that the layers compute only some rows of the step from now on."""
+
     @property
     def open_states(self) -> StatePool:
         """The states, for a layer that keeps one.

@@ -181,6 +181,7 @@ class Decoder:
                 x = part.mixing.mix(x, attention, meta)
             if number == self._last_mixing and logits_indices is not None:  # others are not read
                 x, hidden = x[logits_indices], hidden[logits_indices]
+                attention.cut_rows()
                 inputs = None if inputs is None else inputs[logits_indices]
             if part.gate is not None and inputs is not None:
                 x = part.gate.apply(x, inputs)

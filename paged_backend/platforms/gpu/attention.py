@@ -49,7 +49,7 @@ class TritonAttention(AttentionBackend):
         spec: the layers.
         num_blocks: number of blocks of the pool.
         transfer: the way to the device.
-        rows: is told which rows of a step are padding.
+        rows: the rows of the step that runs.
 
     Raises:
         ConfigError: the kernels cannot read heads of this size.
@@ -59,7 +59,7 @@ class TritonAttention(AttentionBackend):
         self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer, rows: StepRows
     ) -> None:
         self._transfer = transfer
-        self._rows, self._last_layer = rows, max(spec.places)
+        self._rows = rows
         self._has_static_scales = spec.scales is KVScales.STATIC
         self._places = spec.places
 
@@ -85,11 +85,13 @@ class TritonAttention(AttentionBackend):
         self._plans: dict[tuple[PlanShape, int | None], SplitPlan | CascadePlan] = {}
         self._prompt_plans: dict[PlanShape, SplitPlan | None] = {}
 
+    def cut_rows(self) -> None:
+        self._rows.slots = None
+
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         qkv = qkv.contiguous()
         group, shape = self._places[layer.keeper].group, PlanShape(layer.window, layer.kept)
         cache, qk_norm = self._pool.of(layer.keeper), layer.qk_norm
-        self._rows.enter(layer.index, self._last_layer, meta.slot_mappings[group])
         scales = self._scales_of(layer)
         fused_qk_norm_rope_cache(
             qkv,

@@ -33,6 +33,8 @@ class TritonExperts(TorchExperts):
         See `ExpertsMethod.__call__`. The host does not wait for the device.
         """
         activation, slots = self._spec.activation, self._rows.slots
+        if slots is not None and len(slots) != len(x):  # a row for each pair of a token and expert
+            slots = None
         return experts(
             x.contiguous(),
             self._gate_up,
@@ -47,5 +49,5 @@ class TritonExperts(TorchExperts):
             cubic=activation.cubic,
             has_absent=self._spec.first is not None,
             gated=not self._spec.plain,
-            slots=None if slots is None or len(slots) != len(x) else slots,
+            slots=slots,
         )

@@ -27,7 +27,7 @@ class TritonLatentAttention(AttentionBackend):
         self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer, rows: StepRows
     ) -> None:
         self._transfer = transfer
-        self._rows, self._last_layer = rows, max(spec.places)
+        self._rows = rows
         self._places = spec.places
         row_size = next(iter(spec.sizes.values())).key_dim
         shape = spec.group_size, num_blocks, spec.block_size, row_size
@@ -35,12 +35,14 @@ class TritonLatentAttention(AttentionBackend):
         self._meta: AttentionMetadata | None = None
         self._plan: LatentPlan | None = None
 
+    def cut_rows(self) -> None:
+        self._rows.slots = None
+
     def attend_latent(
         self, layer: LatentLayer, q: Tensor, rows: Tensor, meta: AttentionMetadata
     ) -> Tensor:
         group, part = self._places[layer.index]
         cache, table = self._pool[part], layer.cos_sin_cache
-        self._rows.enter(layer.index, self._last_layer, meta.slot_mappings[group])
         latent_rope_cache(q, rows, meta.positions, table, cache, meta.slot_mappings[group])
         lengths = meta.seq_lens, meta.query_start_loc
         if self._meta is not meta or self._plan is None:

@@ -39,6 +39,7 @@ from paged_backend.platforms.gpu.launched_steps import (
 from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.shared_prefix import count_shared_blocks
 from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs
+from paged_backend.platforms.gpu.step_rows import StepRows
 from paged_backend.platforms.gpu.step_sampler import StepSampler
 from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.pooling import Pooler
@@ -57,6 +58,7 @@ class GpuModelRunner:
         limits: StepLimits,
         dtype: torch.dtype,
         transfer: Transfer,
+        rows: StepRows,
         *,
         cascade: bool = False,
         context: StepContext | None = None,
@@ -68,6 +70,7 @@ class GpuModelRunner:
         self._block_size = spec.block_size
         self._windows = [group.window for group in spec.groups]
         self._transfer = transfer
+        self._rows = rows
         self._limits = limits
         self._makes_embeddings = not model.config.has_output_layer
         self._pooler = Pooler(transfer.send, model.head)
@@ -264,6 +267,7 @@ class GpuModelRunner:
         """
         part = self._inputs.buffers(shape).part
         meta = self._inputs.metadata(shape, num_shared_blocks)
+        self._rows.slots = meta.slot_mappings[0] if meta.slot_mappings else None
         input_ids = self._sampler.input_ids(shape)
         needed = part("logits_indices", shape.num_samples + shape.num_prompt_rows)
         if self._context is not None:

@@ -168,6 +168,7 @@ class GpuPlatform:
             limits,
             self.dtype,
             self._transfer,
+            self._rows,
             cascade=cascade and spec.keeps_tokens,
             context=context,
         )

@@ -9,24 +9,15 @@ class StepRows:
     """The places of a step's tokens in the KV cache, which padding has none of.
 
     A mixture of experts would read weights for padding, because its rows choose other experts than
-    the tokens do. Attention tells the places, and the experts of the same layer read them.
+    the tokens do. The model runner sets the places before a step, and the experts read them.
 
-    Behind the last attention, layers compute other rows: those that are sampled. There, padding
-    repeats the first row, and needs no more weights than it.
+    Behind the last layer that mixes tokens, a model may compute only the rows that are sampled. The
+    places are not known there. Padding repeats the first of these rows, and needs no more weights
+    than it.
 
     Attributes:
-        slots: [num_tokens] int64, negative for padding; None where the rows are not known. The
-            same buffers in each replay of a graph.
+        slots: [num_tokens] int64, negative for padding; None where the rows are not known. A graph
+            captures the address of the buffer, which each step fills.
     """
 
     slots: Tensor | None = None
-
-    def enter(self, layer: int, last_layer: int, slots: Tensor) -> None:
-        """Take note of the attention of a layer.
-
-        Args:
-            layer: its number.
-            last_layer: the number of the last layer that keeps tokens.
-            slots: [num_tokens] int64, the places of the step's tokens.
-        """
-        self.slots = slots if layer < last_layer else None
