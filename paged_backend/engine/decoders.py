@@ -21,7 +21,11 @@ from paged_backend.engine.loaded_model import (
     check_whole_prompts_fit,
     refuse_stages,
 )
-from paged_backend.engine.prediction_layers import StoredTarget, check_prediction_layer
+from paged_backend.engine.prediction_layers import (
+    StoredTarget,
+    check_prediction_layer,
+    uses_prediction_layer,
+)
 from paged_backend.engine.state_pool import sized, state_layout
 from paged_backend.models.adapter_slots import AdapterSlots
 from paged_backend.models.attention import CachedLayer
@@ -117,6 +121,7 @@ class StoredDecoder:
             ranks,
             by_expert=by_expert,
             adapters=adapters,
+            computes_all_rows=uses_prediction_layer(options),
         )
         return _with_kv_pool(model, platform, limits, options, stored, ranks, layers, adapters)
 

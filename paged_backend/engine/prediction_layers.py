@@ -36,6 +36,12 @@ class StoredTarget:
     quantization: Quantization | None
 
 
+def uses_prediction_layer(options: EngineConfig) -> bool:
+    """Return whether the options ask for the MTP layer."""
+    speculation = options.speculation()
+    return speculation is not None and speculation.method == MTP
+
+
 def check_prediction_layer(options: EngineConfig, stored: StoredTarget | None) -> None:
     """Check that a checkpoint has one MTP layer, if the options ask for it.
 
@@ -46,8 +52,7 @@ def check_prediction_layer(options: EngineConfig, stored: StoredTarget | None) -
     Raises:
         ConfigError: it has no such layer, or more than one.
     """
-    speculation = options.speculation()
-    if speculation is None or speculation.method != MTP:
+    if not uses_prediction_layer(options):
         return
     if stored is None:
         raise refuse_method(MTP, "transformers computes the model")

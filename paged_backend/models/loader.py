@@ -60,6 +60,7 @@ def load_model(
     *,
     by_expert: bool = False,
     adapters: AdapterSlots | None = None,
+    computes_all_rows: bool = False,
 ) -> Model:
     """Load the checkpoint in `folder`, or make random weights of its shape (`load_format`).
 
@@ -72,6 +73,7 @@ def load_model(
         ranks: the ranks that compute the model together.
         by_expert: each rank has some of the experts, and not a part of each of them.
         adapters: holds LoRA adapters of the model's layers; None for layers without any.
+        computes_all_rows: the model is asked for the hidden states of all tokens in each step.
 
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
@@ -95,7 +97,10 @@ def load_model(
         part = replace(part, stage=stage_of(part.num_layers, pipeline.rank, pipeline.size))
     if adapters is not None:
         adapters.stage = part.stage
-        model_kernels = _with_adapters(model_kernels, kernels, adapters, part, division)
+        last_mixing = None if computes_all_rows else LastMixing.of(part)
+        model_kernels = LoraKernels(
+            model_kernels, kernels.low_rank, adapters, last_mixing, division
+        )
     model = build_model(part, max_model_len, model_kernels)
     parameters: Mapping[str, Parameter] = model.parameters()
     if config.load_format == "dummy":
@@ -117,18 +122,6 @@ def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels)
         model_config, max_model_len, kernels
     )
     return model
-
-
-def _with_adapters(
-    model_kernels: Kernels,
-    platform: PlatformKernels,
-    adapters: AdapterSlots,
-    config: ModelConfig,
-    division: Division | None,
-) -> LoraKernels:
-    """Return kernels with adapters on the layers of a model."""
-    last_mixing = LastMixing.of(config)
-    return LoraKernels(model_kernels, platform.low_rank, adapters, last_mixing, division)
 
 
 def _stage_model(

@@ -67,7 +67,8 @@ class LoraKernels:
         kernels: the platform, or its quantized layers.
         low_rank: makes the product of a layer's adapters.
         slots: holds the adapters; the layers are added to it.
-        last_mixing: the modules behind which only some rows of the step are computed.
+        last_mixing: the modules behind which only some rows of the step are computed; None if all
+            rows are.
         division: the ranks among which the layers are divided; None for one rank.
     """
 
@@ -76,7 +77,7 @@ class LoraKernels:
         kernels: Kernels,
         low_rank: LowRankFactory,
         slots: AdapterSlots,
-        last_mixing: LastMixing,
+        last_mixing: LastMixing | None,
         division: Division | None = None,
     ) -> None:
         self.device = kernels.device
@@ -99,7 +100,8 @@ class LoraKernels:
         product = self._low_rank(spec, self._slots.num_slots, self._slots.max_rank)
         self._slots.add_layer(replace(spec, division=self._division), product)
         context = self._slots.context
-        rows = context.needed_rows if self._last_mixing.is_before(spec) else context.rows
+        is_behind = self._last_mixing is not None and self._last_mixing.is_before(spec)
+        rows = context.needed_rows if is_behind else context.rows
         if isinstance(base, SummedLinear):
             return SummedLoraLinear(base, product, context, rows)
         if isinstance(base, GatedMethod):

@@ -69,8 +69,7 @@ class EngineConfig(
     def _check_drafts(self) -> None:
         """Refuse what cannot be combined with the MTP layer.
 
-        Only the last of several stages has hidden states, and layers with adapters compute no more
-        rows of the last one than are sampled.
+        Only the last of several stages has hidden states.
         """
         speculation, option = self.speculation(), "speculative_config.method"
         if speculation is None or speculation.method != MTP:
@@ -79,8 +78,6 @@ class EngineConfig(
         if stages > 1:
             problem = f"can be {MTP} only with a pipeline_parallel_size of 1; got {stages}"
             raise option_error(option, problem)
-        if self.enable_lora:
-            raise option_error(option, f"cannot be {MTP} with enable_lora")
 
     def _check_engines(self) -> None:
         """Refuse options that several engines of a model cannot have."""

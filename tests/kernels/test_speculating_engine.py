@@ -12,7 +12,9 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from free_drafts import make_drafts_free, see_drafts
+from lora_oracle import LoraOracle, lora_options, run_requests
 from oracle import make_engine
+from padded_steps import use_shapes
 from prediction_layers import DraftOracle, make_always_right, make_predicting
 
 from paged_backend.core.drafter import Draft
@@ -22,7 +24,7 @@ from paged_backend.core.sequence import PLACEHOLDER, Sequence
 from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu import experts as experts_module
 from paged_backend.platforms.gpu import texts
-from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape, captured_shapes
+from paged_backend.platforms.gpu.cuda_graphs import StepShape, captured_shapes
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.options.speculation import SpeculativeConfig
@@ -126,22 +128,6 @@ def answers_of(engine: Engine) -> Answers:
     return {
         key: sorted(answer, key=lambda x: isinstance(x, tuple)) for key, answer in found.items()
     }
-
-
-def use_shapes(runner: Any) -> list[StepShape]:
-    """Pad steps to captured shapes, as graphs do; returns the shapes of the steps to come."""
-    replayed: list[StepShape] = []
-
-    def capture(shape: StepShape) -> Any:
-        def replay() -> torch.Tensor:
-            replayed.append(shape)
-            return runner._run(shape)
-
-        return replay
-
-    shapes = [StepShape.decodes(4), StepShape.drafted(0, 16), StepShape.drafted(4, 16)]
-    runner._graphs = StepGraphs([*shapes, StepShape.mixed(4, 64)], capture)
-    return replayed
 
 
 @pytest.fixture(scope="module")
@@ -290,6 +276,21 @@ def test_tokens_with_an_mtp_layer_are_those_without(
     stats = engine.stats()
     assert stats.num_draft_tokens > 40
     assert stats.num_accepted_tokens > 0.95 * stats.num_draft_tokens
+
+
+def test_tokens_of_adapters_with_an_mtp_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_drafts_free(monkeypatch)
+    sizes = {"num_hidden_layers": 2, "first_k_dense_replace": 2}
+    oracle = LoraOracle("glm4-moe", tmp_path, **sizes)
+    make_predicting("glm4-moe", oracle.folder, **sizes)
+    config = {"method": "mtp", "num_speculative_tokens": 3}
+    options = lora_options(oracle, speculative_config=config, async_scheduling=True)
+    engine = engine_for(oracle.folder, **options)
+    work = oracle.requests(4, 30, 8)
+    oracle.confirm(work, run_requests(engine, work))
+    assert engine.stats().num_draft_tokens > 20
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

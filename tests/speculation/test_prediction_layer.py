@@ -11,6 +11,7 @@ import pytest
 from checkpoints import make_checkpoint
 from effort import ALL
 from free_drafts import make_drafts_free, see_drafts
+from lora_oracle import LoraOracle, lora_options, run_requests
 from oracle import make_engine, mixed_work
 from prediction_layers import DraftOracle, make_always_right, make_predicting
 from quantized_checkpoints import fp8
@@ -182,7 +183,6 @@ def test_keys_and_values_have_the_format_of_the_model(tmp_path: Path, method: st
             "must have exactly one MTP layer",
         ),
         ("qwen3.5", {}, {}, r"method cannot be mtp: .* 1 tensor is missing, such as mtp\.fc"),
-        ("glm4-moe", {}, {"enable_lora": True}, "cannot be mtp with enable_lora"),
         ("llama3", {}, {"model_impl": "transformers"}, "transformers computes the model"),
         (
             "glm4-moe",
@@ -209,6 +209,25 @@ def test_what_cannot_predict_is_refused(
     with pytest.raises(ConfigError, match=said) as caught:
         make_engine(tmp_path, speculative_config=DRAFTS, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("drafts_are_free")
+def test_tokens_with_adapters(tmp_path: Path) -> None:
+    """The layer has no adapters, and guesses what the base model would say.
+
+    The model computes its last layer, with adapters on it, for all tokens of a step.
+    """
+    sizes = {"num_hidden_layers": 2, "first_k_dense_replace": 2}
+    oracle = LoraOracle("glm4-moe", tmp_path, **sizes)
+    make_predicting("glm4-moe", oracle.folder, num_likely=4, **sizes)
+    stored = load_file(oracle.folder / "model.safetensors")
+    for model in oracle.models.values():  # with the output layer of few likely tokens
+        model.model.lm_head.weight.data.copy_(stored["lm_head.weight"])
+    engine = make_engine(oracle.folder, speculative_config=DRAFTS, **lora_options(oracle, **LIMITS))
+    work = oracle.requests(8, 40, 12)
+    oracle.confirm(work, run_requests(engine, work))
+    stats = engine.stats()
+    assert 5 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 def test_a_layer_with_weights_in_blocks_of_fp8(
