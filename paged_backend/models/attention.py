@@ -192,6 +192,7 @@ class AttentionBackend(ABC):
 
     def cut_rows(self) -> None:
         """Take note that the layers compute only some rows of the step from now on."""
+        return
 
     @property
     def open_states(self) -> StatePool:

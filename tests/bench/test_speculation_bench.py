@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from error_lines import error_line
+from free_drafts import make_drafts_free
 
 from paged_backend.cli import main
 from paged_backend.speculation.token_index import TokenIndex
 from paged_backend.tools.bench import speculation, speculation_traces
 from paged_backend.tools.bench.speculation import SpeculationBench
 from paged_backend.tools.bench.speculation_traces import ANSWER_TOKENS, KINDS, traces
+from paged_backend.values.config import EngineConfig
 
 SUFFIX = ["--speculative-config", '{"method": "suffix"}']
 
@@ -82,8 +84,6 @@ def test_a_draft_model_on_a_simulated_device(
 
 
 def test_the_tokens_are_those_of_the_traces() -> None:
-    from paged_backend.values.config import EngineConfig
-
     values = {"model": "demo", "speculative_config": {"method": "ngram"}}
     bench = SpeculationBench(EngineConfig.from_mapping(values))
     (trace,) = traces("json", 1, 2048, seed=0)
@@ -95,6 +95,20 @@ def test_the_tokens_are_those_of_the_traces() -> None:
     assert answer == trace.answer
 
 
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+def test_a_draft_model_guesses_with_the_chance(
+    chance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_drafts_free(monkeypatch)
+    config = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 3}
+    values = {"model": "demo", "speculative_config": config}
+    bench = SpeculationBench(EngineConfig.from_mapping(values), chance)
+    bench._run("random", 1, speculate=True, number=0)
+    stats = bench._engine.stats()
+    assert stats.num_draft_tokens > 100
+    assert stats.num_accepted_tokens == chance * stats.num_draft_tokens
+
+
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
     assert "speculative_config is needed" in error_line(capsys.readouterr().err)
@@ -104,6 +118,12 @@ def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("--draft-chance", "1.5", *SUFFIX)
     assert "must be from 0 to 1, got '1.5'" in capsys.readouterr().err
+    assert run("--concurrency", "513", *SUFFIX) == 2
+    assert "--concurrency: must be at most 512" in error_line(capsys.readouterr().err)
+    assert run("--max-model-len", "300", "--concurrency", "1", *SUFFIX) == 2
+    assert "max_model_len must be at least" in error_line(capsys.readouterr().err)
+    assert run("--tensor-parallel-size", "2", *SUFFIX) == 2
+    assert "tensor_parallel_size can only be 1" in error_line(capsys.readouterr().err)
     with pytest.raises(SystemExit):
         run("--traces", "edit,prose", *SUFFIX)
     assert "must be of edit, json, code, random, got 'prose'" in capsys.readouterr().err

@@ -244,10 +244,12 @@ def crash_before_any_ends(server: RunningServer) -> None:
     engine, stub = engine_of(server), stubs_of(server)[0]
     give_up = time.monotonic() + STEP_TIMEOUT_S / 2  # the engine must not look hung
     engine.suspend()
-    crash_stub(stub)
-    while is_alive(stub) and time.monotonic() < give_up:
-        time.sleep(0.01)
-    engine.resume()
+    try:
+        crash_stub(stub)
+        while is_alive(stub) and time.monotonic() < give_up:
+            time.sleep(0.01)
+    finally:
+        engine.resume()
 
 
 def num_aborted(server: RunningServer) -> int:

@@ -218,7 +218,7 @@ def test_given_answers_take_the_place_of_what_is_sampled(folder: Path, draws: bo
     engine = engine_for(folder, speculative_config=config, async_scheduling=True)
     runner = engine.executor.model_runner
     models = [runner.main, runner.draft] if draws else [runner]
-    given = [model.give_answers(8) for model in models]
+    given = [model.give_answers(8, 24) for model in models]
     prompts = {seed: [5 + seed + place % 7 for place in range(20 + seed)] for seed in (11, 12)}
     texts = {seed: (prompt * 2)[2:26] for seed, prompt in prompts.items()}
     for seed, text in texts.items():

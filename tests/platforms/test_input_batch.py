@@ -247,7 +247,7 @@ def test_a_step_with_drafts_is_padded_to_a_shape_with_as_many_samples():
     assert graphs.fit(StepShape(129, 9, 129, 0)) is None  # run without a graph
 
 
-@pytest.mark.parametrize("most", [4, 20, 64, 256])
+@pytest.mark.parametrize("most", [1, 4, 20, 64, 256])
 def test_there_is_a_graph_for_each_step_of_drafts(most):
     room = limits(most, 8192, max_num_drafts=max(most, 64))
     graphs = StepGraphs(captured_shapes(room), lambda shape: lambda: torch.tensor(0))

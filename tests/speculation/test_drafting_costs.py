@@ -266,7 +266,7 @@ GPU = line(0.0046, 0.00002), line(0.0012, 0.00001)
 
 
 def test_more_sequences_at_once_are_tried_again() -> None:
-    """One sequence's drafts show little of what a GPU, which reads the weights once, takes for 8."""
+    """What one sequence's drafts take shows little: a GPU reads the weights once for all of 8."""
     simulation = Simulation(Device(*GPU, cold_s=0.0), lambda _: 0.8, 1, goes_ahead=True)
     simulation.ratio(500)
     simulation.at_once = 8

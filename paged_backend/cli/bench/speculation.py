@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from paged_backend.cli.bench.options import add_turns, positive, print_turns, use_threads
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
@@ -87,7 +88,10 @@ def _run_simulated_device(args: argparse.Namespace, config: EngineConfig, chance
 
 
 def _chance(text: str) -> float:
-    chance = float(text)
+    try:
+        chance = float(text)
+    except ValueError:
+        chance = math.nan
     if not 0 <= chance <= 1:
         raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text!r}")
     return chance

@@ -13,12 +13,13 @@ class GivenAnswers:
 
     Args:
         number: number of answers that are kept; seed + `number` takes the place of a seed.
-        max_model_len: the longest sequence.
+        length: number of tokens of an answer at most.
         device: where they are.
     """
 
-    def __init__(self, number: int, max_model_len: int, device: torch.device) -> None:
-        self._tokens = torch.zeros(number, max_model_len, dtype=torch.int32, device=device)
+    def __init__(self, number: int, length: int, device: torch.device) -> None:
+        self._tokens = torch.zeros(number, length, dtype=torch.int32, device=device)
+        self._starts = torch.zeros(number, dtype=torch.int32, device=device)
 
     def give(self, seed: int, start: int, answer: Sequence[int]) -> None:
         """Set the answer of the request with a seed.
@@ -28,10 +29,12 @@ class GivenAnswers:
             start: number of tokens of the prompt.
             answer: the tokens that follow.
         """
-        tokens = torch.tensor(answer, dtype=torch.int32)
-        self._tokens[seed % len(self._tokens), start : start + len(answer)] = tokens
+        row = seed % len(self._tokens)
+        self._tokens[row, : len(answer)] = torch.tensor(answer, dtype=torch.int32)
+        self._starts[row] = start
 
     def tokens(self, seeds: Tensor, positions: Tensor) -> Tensor:
         """Return the token of each seed [n] int64 at each position [n] int32, [n] int32."""
-        places = positions.clamp(0, self._tokens.shape[1] - 1).long()
-        return self._tokens[seeds.remainder(len(self._tokens)), places]
+        rows = seeds.remainder(len(self._tokens))
+        places = (positions - self._starts[rows]).clamp(0, self._tokens.shape[1] - 1)
+        return self._tokens[rows, places]

@@ -199,9 +199,12 @@ class GpuModelRunner:
 
         self._graphs = StepGraphs(shapes, capture)
 
-    def give_answers(self, number: int) -> GivenAnswers:
-        """Return `number` answers, whose tokens benchmarks set; no step samples others."""
-        answers = GivenAnswers(number, self._model.max_model_len, self._transfer.device)
+    def give_answers(self, number: int, length: int) -> GivenAnswers:
+        """Return answers whose tokens benchmarks set; no step samples others.
+
+        The arguments are those of `GivenAnswers`.
+        """
+        answers = GivenAnswers(number, length, self._transfer.device)
         self._sampler.give_answers(answers)
         if self._gpu is not None:
             self.capture(self._gpu)

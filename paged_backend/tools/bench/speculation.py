@@ -23,7 +23,7 @@ from paged_backend.tools.bench.in_turn import (
 )
 from paged_backend.tools.bench.speculation_traces import ANSWER_TOKENS, Trace, traces
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import option_error
+from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 
@@ -44,7 +44,8 @@ class SpeculationFigures(TurnFigures):
 DRAFT_CHANCE = 0.8
 """The chance that a draft of a draft model is right if those before it are."""
 
-_NUM_ANSWERS = 1024  # answers that a GPU keeps: more than a round has
+_MAX_AT_ONCE = 512
+_NUM_ANSWERS = REQUESTS_PER_SEQUENCE * _MAX_AT_ONCE  # answers that a GPU keeps: those of a round
 
 HEADER = "trace    at once   without      with  ratio              tokens/step  accepted"
 
@@ -67,6 +68,9 @@ class SpeculationBench:
     def __init__(self, config: EngineConfig, draft_chance: float = DRAFT_CHANCE) -> None:
         if config.speculative_config is None:
             raise option_error("speculative_config", 'is needed, such as {"method": "suffix"}')
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(config, name) > 1:  # each rank samples
+                raise option_error(name, "can only be 1 here")
         self._draft_chance = draft_chance
         self._models: list[Give] = []  # the model, and what draws drafts
         self._engine = self._open(config)
@@ -75,7 +79,13 @@ class SpeculationBench:
     def measure(
         self, kinds: Sequence[str], numbers: Sequence[int], rounds: int
     ) -> Iterator[SpeculationFigures]:
-        """Yield the figures of each kind of trace with each number of requests at once."""
+        """Yield the figures of each kind of trace with each number of requests at once.
+
+        Raises:
+            ConfigError: a number is too large, or a sequence cannot be as long as a trace.
+        """
+        if max(numbers) > _MAX_AT_ONCE:
+            raise ConfigError(f"--concurrency: must be at most {_MAX_AT_ONCE}, got {max(numbers)}")
         for kind in kinds:
             for at_once in numbers:
                 before = self._engine.stats()
@@ -105,6 +115,10 @@ class SpeculationBench:
         """Run the traces of a round, at most `at_once` at a time; returns tokens per second."""
         vocab_size = self._engine.limits.vocab_size
         jobs = traces(kind, REQUESTS_PER_SEQUENCE * at_once, vocab_size, number)
+        longest = max(len(job.prompt) + len(job.answer) for job in jobs)
+        if longest > self._engine.limits.max_model_len:
+            problem = f"must be at least {longest} for these traces"
+            raise option_error("max_model_len", problem)
         requests = [self._request(job, speculate) for job in jobs]
         return run_requests(self._engine, requests, at_once)
 
@@ -142,7 +156,7 @@ def give_to(answers: dict[int, list[int]]) -> Give:
 def _answering(runner: Any, eos_token_ids: tuple[int, ...]) -> Give:
     """Let the runner of a model answer with what the returned function gives it."""
     if hasattr(runner, "give_answers"):  # a GPU, which samples in its graphs
-        give: Give = runner.give_answers(_NUM_ANSWERS).give
+        give: Give = runner.give_answers(_NUM_ANSWERS, ANSWER_TOKENS).give
         return give
     answers: dict[int, list[int]] = {}
     runner.sampler = _GivenTokens(eos_token_ids, answers)
