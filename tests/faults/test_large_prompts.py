@@ -155,7 +155,8 @@ def test_text_beyond_max_waiting_tokens_is_refused(server: RunningServer) -> Non
     refused = [answer for answer in answers if "queue_full: " in answer]
     assert refused
     assert "characters wait to be tokenized already (max_waiting_tokens); retry" in refused[0]
-    assert "prompt: has" in answers[0]
+    # A refusal may overtake the first texts, which take time.
+    assert any("prompt: has" in answer for answer in answers)
 
 
 def test_prompts_of_callers_that_have_left_are_not_tokenized(server: RunningServer) -> None:
@@ -180,8 +181,8 @@ def test_chats_are_answered_while_processes_of_chat_templates_are_stopped(
     messages = [{"role": "user", "content": "What does len do?"}]
     with Client(server.grpc_url, timeout=60) as client:
         expected = client.generate(messages, max_tokens=8, temperature=0, tenant="chat-1").text
-        renderers = [p for p in processes_of(server) if "template_process" in str(p.cmdline())]
-        assert len(renderers) == 2  # one of them is the spare one
+        wait_for(lambda: len(renderers_of(server)) == 2, 10, "there is no spare process")
+        renderers = renderers_of(server)
         for renderer in renderers:
             renderer.suspend()
             wait_for(lambda p=renderer: p.status() == psutil.STATUS_STOPPED, 5)  # type: ignore[misc]
@@ -190,6 +191,11 @@ def test_chats_are_answered_while_processes_of_chat_templates_are_stopped(
         assert not any(renderer.is_running() for renderer in renderers)
         with pytest.raises(InvalidRequest, match="prompt: has"):
             client.generate(LONG, max_tokens=1, tenant="large")
+
+
+def renderers_of(server: RunningServer) -> list[psutil.Process]:
+    """The processes of chat templates, of which one is the spare one."""
+    return [p for p in processes_of(server) if "template_process" in str(p.cmdline())]
 
 
 def log_of(server: RunningServer) -> Path:

@@ -672,14 +672,20 @@ def test_steps_take_batches(server: Server) -> None:
     assert [value.decode() for value in back] == asked
 
 
+LONG_REQUEST = {
+    "input_ids": np.array([[40, 41, 42]]),
+    "request_output_len": 1500,
+    "end_id": -1,
+    "runtime_top_k": 50,
+    "temperature": 5.0,
+    "random_seed": np.uint64(7),
+}
+"""It takes seconds, as its text does not repeat itself. Otherwise speculation ends it soon."""
+
+
 @pytest.mark.parametrize("by", ["request id", "cancellation"])
 def test_a_request_can_be_stopped(server: Server, by: str) -> None:
-    request = {
-        "input_ids": np.array([[40, 41, 42]]),
-        "request_output_len": 1500,
-        "end_id": -1,
-        "streaming": True,
-    }
+    request = {**LONG_REQUEST, "streaming": True}
     with server.aborting(1):
         running = Stream(server, "tensorrt_llm", request, request_id="7")
         if by == "cancellation":
@@ -694,9 +700,8 @@ def test_a_request_can_be_stopped(server: Server, by: str) -> None:
 
 
 def test_a_request_of_a_model_that_is_not_decoupled_can_be_stopped(server: Server) -> None:
-    request = {"input_ids": np.array([[40, 41, 42]]), "request_output_len": 1500, "end_id": -1}
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(infer, server, "once_ids", "8", **request)
+        running = pool.submit(infer, server, "once_ids", "8", **LONG_REQUEST)
         server.wait_for("num_requests_running", 1)
         stopping = infer(server, "once_ids", "8", stop=True)
         assert not stopping.get_response().outputs
