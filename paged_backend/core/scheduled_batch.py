@@ -162,8 +162,8 @@ class ScheduledBatch:
     # a state.
     state_slots: list[tuple[int, int]] = field(default_factory=list)
     guide: DraftGuide | None = None  # the tokens that the draft model may draw; None: all
-    # Number of places from the token of a row to the token that is its input: 1 for an MTP layer,
-    # of which the row of token i has token i + 1 as its input.
+    # Distance from the token of a row to its input token. It is 1 for an MTP layer, whose input for
+    # token i is token i + 1, and otherwise 0.
     lead: int = 0
 
     @property

@@ -39,3 +39,12 @@ def test_experts_know_the_padding(
         *before, last = slots[num_layers * number : num_layers * (number + 1)]
         assert last is None, "only the rows that are sampled"
         assert all(each is not None and bool((each < 0).any()) for each in before), before
+
+
+def test_slots_are_unknown_without_attention(tmp_path: Path) -> None:
+    """No attention notices when the rows are cut, as in a stage that has states only."""
+    Oracle("mamba2", tmp_path)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    engine = make_engine(tmp_path, device=device, max_num_seqs=4, max_num_batched_tokens=64)
+    run(engine, [([5, 6, 7], 2)])
+    assert engine.executor.model_runner._rows.slots is None

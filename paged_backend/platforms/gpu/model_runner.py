@@ -71,6 +71,7 @@ class GpuModelRunner:
         self._windows = [group.window for group in spec.groups]
         self._transfer = transfer
         self._rows = rows
+        self._keeps_tokens = spec.keeps_tokens
         self._limits = limits
         self._makes_embeddings = not model.config.has_output_layer
         self._pooler = Pooler(transfer.send, model.head)
@@ -270,7 +271,7 @@ class GpuModelRunner:
         """
         part = self._inputs.buffers(shape).part
         meta = self._inputs.metadata(shape, num_shared_blocks)
-        self._rows.slots = meta.slot_mappings[0] if meta.slot_mappings else None
+        self._rows.slots = meta.slot_mappings[0] if self._keeps_tokens else None
         input_ids = self._sampler.input_ids(shape)
         needed = part("logits_indices", shape.num_samples + shape.num_prompt_rows)
         if self._context is not None:

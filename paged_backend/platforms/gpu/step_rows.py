@@ -1,4 +1,4 @@
-"""Which rows of a step are padding, for layers that know nothing of the step."""
+"""The padding of the running step, which the model runner shows to the experts of its layers."""
 
 from __future__ import annotations
 
