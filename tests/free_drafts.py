@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pytest
 
-from paged_backend.core.scheduler_output import DrawnDrafts
+from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.speculation.draft_model import ModelDrafter
 from paged_backend.speculation.drafting_rule import Candidate, DraftingRule
+from paged_backend.values.options.speculation import SpeculativeConfig
 
 
 class FreeDrafts(DraftingRule):
@@ -26,6 +28,21 @@ class FreeDrafts(DraftingRule):
         return numbers
 
 
+class AnyDrafts(DraftingRule):
+    """Gives each sequence a random number of drafts, and in some steps none to anybody."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+
+    def numbers(
+        self, candidates: Sequence[Candidate], num_sequences: int, budget: int
+    ) -> Mapping[int, int]:
+        if self._random.random() < 0.2:
+            return {}
+        numbers = {item.seq_id: self._random.randint(0, item.max_drafts) for item in candidates}
+        return {seq_id: number for seq_id, number in numbers.items() if number}
+
+
 def make_drafts_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engines make their drafters with this rule."""
     drafter = partial(ModelDrafter, rule=FreeDrafts())
@@ -36,17 +53,20 @@ SeenDrafts = list[tuple[list[int], list[int]]]
 """Drafts, each with the tokens that were known when they were drawn."""
 
 
-def see_drafts(monkeypatch: pytest.MonkeyPatch) -> SeenDrafts:
-    """Make drafts free, and return a list to which all that are drawn will be added."""
+def see_drafts(
+    monkeypatch: pytest.MonkeyPatch, rule: type[DraftingRule] = FreeDrafts
+) -> SeenDrafts:
+    """Let a rule decide; returns a list to which all drafts that are drawn will be added."""
     seen: SeenDrafts = []
 
     class Drafter(ModelDrafter):
-        def take_drafts(self, drawn: DrawnDrafts) -> None:
-            super().take_drafts(drawn)
-            for seq_id, drafts in drawn.token_ids.items():
-                seq = self._guessed[seq_id].seq
-                seen.append((seq.token_ids[: seq.num_known_tokens], drafts))
+        def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
+            super().observe_step(seconds, output)
+            for item, drafts, num_known in self._returned:
+                seen.append((item.seq.token_ids[:num_known], drafts))
 
-    drafter = partial(Drafter, rule=FreeDrafts())
+    def drafter(config: SpeculativeConfig, *, draws_ahead: bool) -> Drafter:
+        return Drafter(config, rule(), draws_ahead=draws_ahead)
+
     monkeypatch.setattr("paged_backend.engine.engine.ModelDrafter", drafter)
     return seen

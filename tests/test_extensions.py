@@ -26,7 +26,7 @@ from paged_backend.checkpoint.registry import Architecture, register_architectur
 from paged_backend.checkpoint.rope import read_rope
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.tensors import Role, Tensors
-from paged_backend.core.drafter import Draft
+from paged_backend.core.drafter import Draft, Drafter
 from paged_backend.core.scheduler_output import (
     DraftGuide,
     LaunchedStep,
@@ -425,7 +425,7 @@ def drive(engine: Engine) -> tuple[dict[tuple[str, int], list[int]], int, int, i
 # --- a drafter: what followed the last two tokens in a text follows them again --------------------
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """See `paged_backend.core.drafter.Drafter`."""
 
     def __init__(self, texts: list[list[int]]) -> None:

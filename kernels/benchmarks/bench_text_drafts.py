@@ -32,6 +32,8 @@ def slices_of(bench: Bench, rows: int, length: int) -> torch.Tensor:
         "num_tokens": torch.full_like(numbers, DRAFTS + 1),
         "start": torch.full_like(numbers, length - 1),
         "first_sample": numbers * (DRAFTS + 1),
+        "num_samples": torch.full_like(numbers, DRAFTS + 1),
+        "sample_position": torch.full_like(numbers, length),
         "moves": torch.ones_like(numbers),
         "draws": torch.ones_like(numbers),
     }
@@ -45,11 +47,11 @@ def draw(bench: Bench, rows: int, length: int) -> Call:
 
 
 def move(bench: Bench, rows: int, length: int) -> Call:
-    texts, slices = texts_of(bench, rows, length), slices_of(bench, rows, length)
+    slices = slices_of(bench, rows, length)
     ints = torch.zeros(rows * (DRAFTS + 1), dtype=torch.int32, device=bench.device)
     tables = ints.new_zeros(rows, (length + DRAFTS) // BLOCK_SIZE + 1)
     step = (ints, ints[:rows].clone(), ints.clone(), ints.long(), tables)
-    return partial(move_back, slices, DRAFTS + 1, texts, *step, 0, 1, BLOCK_SIZE)
+    return partial(move_back, slices, DRAFTS + 1, ints.new_zeros(rows), *step, 0, 1, BLOCK_SIZE)
 
 
 def keep(bench: Bench, rows: int, length: int) -> Call:

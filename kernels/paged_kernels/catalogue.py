@@ -90,7 +90,7 @@ def _text_drafts(max_tokens: int, max_length: int) -> Case:
         longs = empty(num_seqs * max_tokens, dtype=torch.int64)
         tables = ints(256, max_length // 16)
         move_back(
-            *(slices, max_tokens, texts, rows, ints(num_seqs), rows, longs, tables),
+            *(slices, max_tokens, texts.num_wrong, rows, ints(num_seqs), rows, longs, tables),
             *(0, 1, 16),
         )
         draw_drafts(slices, max_tokens, max_length, texts, longs, longs, 1, 24)

@@ -28,25 +28,27 @@ FIELDS = (
     "num_tokens",
     "start",
     "first_sample",
+    "num_samples",
+    "sample_position",
     "moves",
     "draws",
 )
-"""Fields of a slice, see `Texts`."""
+"""Fields of a slice, see `move_back`."""
 
 _FIELDS = tl.constexpr(len(FIELDS))
+_MOVES, _DRAWS = (tl.constexpr(FIELDS.index(name)) for name in ("moves", "draws"))
 _TILE = 1024  # places in a text for each program
 _NUM_WARPS = 4
 
 
 @triton.jit
 def _slice(slices_ptr, num_wrong_ptr):
-    """Return the fields of this program's slice, with its real start in place of the flag."""
+    """Return the first fields of this program's slice, with its real start and its move."""
     ptr = slices_ptr + tl.program_id(0) * _FIELDS
     slot = tl.load(ptr).to(tl.int64)
-    moves = tl.load(ptr + 6)
-    start = tl.load(ptr + 4) - tl.where(moves != 0, tl.load(num_wrong_ptr + slot), 0)
+    moved = tl.where(tl.load(ptr + _MOVES) != 0, tl.load(num_wrong_ptr + slot), 0)
     first_token, num_tokens = tl.load(ptr + 2), tl.load(ptr + 3)
-    return slot, tl.load(ptr + 1), first_token, num_tokens, start, tl.load(ptr + 5)
+    return slot, tl.load(ptr + 1), first_token, num_tokens, tl.load(ptr + 4) - moved, moved
 
 
 @triton.jit(do_not_specialize=["group"])
@@ -65,12 +67,15 @@ def _move_kernel(
     TOKENS: tl.constexpr,
 ):
     """One program: one slice."""
-    slot, sequence, first_token, num_tokens, start, first_sample = _slice(slices_ptr, num_wrong_ptr)
+    slot, sequence, first_token, num_tokens, start, moved = _slice(slices_ptr, num_wrong_ptr)
     places = tl.arange(0, TOKENS)
     inside = places < num_tokens
     positions = start + places
     tl.store(positions_ptr + first_token + places, positions, mask=inside)
-    tl.store(sample_positions_ptr + first_sample + places, positions + 1, mask=inside)
+    ptr = slices_ptr + tl.program_id(0) * _FIELDS
+    first_sample, num_samples = tl.load(ptr + 5), tl.load(ptr + 6)
+    samples = tl.load(ptr + 7) - moved + places
+    tl.store(sample_positions_ptr + first_sample + places, samples, mask=places < num_samples)
     tl.store(seq_lens_ptr + sequence, start + num_tokens)
     entries = slot * WIDTH + positions // BLOCK_SIZE * NUM_GROUPS + group
     blocks = tl.load(tables_ptr + entries, mask=inside, other=0).to(tl.int64)
@@ -91,7 +96,7 @@ def _find_kernel(
 ):
     """One program: compares the end of one text with TILE earlier places of it."""
     slot, _, _, _, start, _ = _slice(slices_ptr, num_wrong_ptr)
-    if tl.load(slices_ptr + tl.program_id(0) * _FIELDS + 7) == 0:
+    if tl.load(slices_ptr + tl.program_id(0) * _FIELDS + _DRAWS) == 0:
         return
     texts_ptr += slot * WIDTH
     length = start + 1
@@ -126,7 +131,7 @@ def _draw_kernel(
 ):
     """One program: one slice."""
     slot, _, first_token, num_tokens, start, _ = _slice(slices_ptr, num_wrong_ptr)
-    if tl.load(slices_ptr + tl.program_id(0) * _FIELDS + 7) == 0:
+    if tl.load(slices_ptr + tl.program_id(0) * _FIELDS + _DRAWS) == 0:
         return
     best = tl.load(best_ptr + tl.program_id(0))
     end = tl.where(best > 0, best & 0x7FFFFFFF, start)  # without a match, the last token repeats
@@ -190,7 +195,7 @@ class Texts:
 def move_back(
     slices: Tensor,
     max_tokens: int,
-    texts: Texts,
+    num_wrong: Tensor,
     positions: Tensor,
     seq_lens: Tensor,
     sample_positions: Tensor,
@@ -202,17 +207,17 @@ def move_back(
 ) -> None:
     """Move slices back by the number of wrong drafts before them; call it for each group.
 
-    A slice is the consecutive tokens of one sequence that a step computes. One token is sampled
-    after each of them.
+    A slice is the consecutive tokens of one sequence that a step computes.
 
     Args:
-        slices: [num_slices, 8] int32 with the fields of `FIELDS`: the slot; the index in
+        slices: [num_slices, 10] int32 with the fields of `FIELDS`: the slot; the index in
             `seq_lens`; the index of the first token in `positions`; the number of tokens; the
             position of the first one as if no draft before it were wrong; the index of the first
-            one in `sample_positions`; 1 if it may have to move; 1 if its tokens but the first are
-            drafts to draw.
+            sample in `sample_positions`; the number of samples, at most that of tokens, at
+            consecutive positions; the position of the first one as if no draft were wrong; 1 if the
+            slice may have to move; 1 if its tokens but the first are drafts to draw.
         max_tokens: the largest number of tokens of a slice, at most 128.
-        texts: what the device keeps of sequences.
+        num_wrong: [num_slots] int32, by how many tokens the slices of each slot move back.
         positions: [num_tokens] int32, positions of tokens; changed.
         seq_lens: [num_seqs] int32, lengths of the sequences after the step; changed.
         sample_positions: [num_samples] int32, positions of the tokens to sample; changed.
@@ -225,19 +230,19 @@ def move_back(
     Raises:
         ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
-    _check_slices(slices, max_tokens, texts)
+    _check_slices(slices, max_tokens)
     like = slices
+    check_tensor("num_wrong", num_wrong, (None,), torch.int32, like=like)
     check_tensor("positions", positions, (None,), torch.int32, like=like)
     check_tensor("seq_lens", seq_lens, (None,), torch.int32, like=like)
     check_tensor("sample_positions", sample_positions, (None,), torch.int32, like=like)
     check_tensor("slot_mapping", slot_mapping, positions.shape, torch.int64, like=like)
-    num_slots = texts.num_wrong.shape[0]
-    check_tensor("block_tables", block_tables, (num_slots, None), torch.int32, like=like)
+    check_tensor("block_tables", block_tables, (num_wrong.shape[0], None), torch.int32, like=like)
     check(0 <= group < num_groups, "group", f"must be below {num_groups}, got {group}")
     if len(slices):
         _move_kernel[(len(slices),)](
             slices,
-            texts.num_wrong,
+            num_wrong,
             positions,
             seq_lens,
             sample_positions,
@@ -280,7 +285,8 @@ def draw_drafts(
     Raises:
         ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
-    _check_slices(slices, max_tokens, texts)
+    _check_slices(slices, max_tokens)
+    _check_texts(texts, like=slices)
     check_tensor("best", best, (None,), torch.int64, like=slices)
     check(len(best) >= len(slices), "best", f"must have {len(slices)} elements, got {len(best)}")
     check_tensor("input_ids", input_ids, (None,), torch.int64, like=slices)
@@ -359,8 +365,7 @@ def _check_texts(texts: Texts, like: Tensor) -> None:
     check_tensor("num_wrong", texts.num_wrong, (num_slots,), torch.int32, like=like)
 
 
-def _check_slices(slices: Tensor, max_tokens: int, texts: Texts) -> None:
+def _check_slices(slices: Tensor, max_tokens: int) -> None:
     device_of("slices", slices)
     check_tensor("slices", slices, (None, len(FIELDS)), torch.int32, like=slices)
     check(0 < max_tokens <= 128, "max_tokens", f"must be 1 to 128, got {max_tokens}")
-    _check_texts(texts, like=slices)

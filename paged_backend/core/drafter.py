@@ -38,14 +38,19 @@ class Drafter(Protocol):
 
     Another engine can resume a sequence from its tokens, without any state of the drafter, because
     guesses have no influence on tokens.
+
+    Attributes:
+        draws_ahead: whether sequences with steps in flight may have drafts, which the device draws.
     """
+
+    draws_ahead: bool = False
 
     def propose(self, sequences: Iterable[Sequence], budget: int) -> Mapping[int, Draft]:
         """Guess the next tokens of any of the sequences.
 
         Args:
-            sequences: running sequences, without placeholders unless the scheduler's option
-                `draws_ahead` is true. The drafter must not change them.
+            sequences: running sequences, without placeholders unless `draws_ahead` is true. The
+                drafter must not change them.
             budget: number of drafts that fit in the step, over all sequences. The scheduler drops
                 any further drafts.
 

@@ -9,10 +9,12 @@ from paged_backend.core.drafter import NO_DRAFT, Draft, Drafter
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import DrawnDrafts
+from paged_backend.core.sequence import Sequence
 from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep
 from paged_backend.core.stopping import (
     can_be_drafted,
+    draft_model_may_go_ahead,
     max_draft_tokens,
     may_await_token,
     may_go_ahead,
@@ -42,13 +44,16 @@ class Drafting:
 
     def awaiting(self) -> set[int]:
         """Return the sequences that wait for tokens in flight, so that they can be drafted for."""
+        running = self._sequences.running.values()
         if self._drafter is None or self._budget() == 0:
             return set()
-        running = self._sequences.running.values()
+        waits_together = self._config.waits_together
+        if waits_together and self.draws_ahead and all(map(draft_model_may_go_ahead, running)):
+            return set()
         awaiting = self._drafter.awaits(
             seq for seq in running if may_await_token(seq) or self.draws_ahead and may_go_ahead(seq)
         )
-        if self._config.waits_together:
+        if waits_together:
             if awaiting or any(seq.num_draft_tokens > 0 for seq in running):
                 return {seq.seq_id for seq in running if seq.num_uncomputed_tokens == 1}
         return awaiting
@@ -96,9 +101,20 @@ class Drafting:
         return budget
 
     def take(self, step: ScheduledStep, drawn: DrawnDrafts) -> None:
-        """Take the drafts of a step that the worker has drawn."""
-        if self._drafter is not None:
-            step.drafts.update(
-                (seq_id, Draft(token_ids)) for seq_id, token_ids in drawn.token_ids.items()
-            )
-            self._drafter.take_drafts(drawn)
+        """Take the drafts of the newest step that the worker has drawn, which may be too few."""
+        if self._drafter is None:
+            return
+        for seq in step.sampled:
+            token_ids = drawn.token_ids.get(seq.seq_id)
+            if token_ids is not None:
+                num_missing = len(step.drafts[seq.seq_id].token_ids) - len(token_ids)
+                if num_missing:
+                    self._drop(seq, num_missing)
+                step.drafts[seq.seq_id] = Draft(token_ids)
+        self._drafter.take_drafts(drawn)
+
+    def _drop(self, seq: Sequence, number: int) -> None:
+        """Forget drafts of the newest step that it has not got."""
+        seq.drop_drafts(number)
+        if self._kv.states is not None:
+            self._kv.states.drop_drafts(seq, number)

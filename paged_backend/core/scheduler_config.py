@@ -15,9 +15,10 @@ class SchedulerConfig:
     enable_chunked_prefill: bool
     eos_token_ids: frozenset[int]
     max_num_drafts: int = 0  # drafts of a step, over all sequences
-    # Whether the device draws drafts of sequences with steps in flight, where the drafter asks so.
+    # Whether sequences with steps in flight get drafts, where the drafter asks so. The device draws
+    # them, and moves slices back after wrong ones.
     draws_ahead: bool = False
-    # Whether all decodes wait for steps in flight if one of them waits, or has drafts there. They
-    # would be divided among the steps in turn otherwise.
+    # Whether all decodes wait for steps in flight if one of them has to wait, or has drafts there
+    # without `draws_ahead`. They would be divided among the steps in turn otherwise.
     waits_together: bool = False
     max_loras: int = 1  # different LoRA adapters of sequences with blocks

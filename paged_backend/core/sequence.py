@@ -151,6 +151,13 @@ class Sequence:
         self.token_ids += [PLACEHOLDER] * number
         self.num_output_placeholders += number
 
+    def drop_drafts(self, number: int) -> None:
+        """Forget the last ``number`` drafts of the newest step, which it has not got after all."""
+        self.num_draft_tokens -= number
+        self.num_computed_tokens -= number
+        self.num_output_placeholders -= number
+        del self.token_ids[-number:]
+
     def add_tokens(self, token_ids: list[int]) -> None:
         """Append output tokens that are known without sampling; there must be no placeholders."""
         self.token_ids += token_ids

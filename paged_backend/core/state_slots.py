@@ -141,6 +141,11 @@ class StateSlots:
         states.append(State(end, self.pool.allocate()))
         return newest, states[-1].slot
 
+    def drop_drafts(self, seq: Sequence, number: int) -> None:
+        """Record that the step that writes the newest state has fewer drafts than planned."""
+        newest = seq.states[-1]
+        seq.states[-1] = newest._replace(position=newest.position - number)
+
     def rewind(self, seq: Sequence) -> bool:
         """Drop the states after the computed tokens of a sequence, as their step is repeated.
 

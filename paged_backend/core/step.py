@@ -25,7 +25,6 @@ class ScheduledStep(NamedTuple):
     # Sequences with prompt logprobs, each with the index of the slice's first logprob in the list.
     prompts: list[tuple[Sequence, int]]
     drafts: dict[int, Draft]  # by seq_id
-    num_drafts: dict[int, int]  # drafts that were planned; a draft model may have drawn fewer
     dropped_seq_ids: set[int]  # sequences with samples that are dropped: their masks were not known
 
 

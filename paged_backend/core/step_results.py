@@ -72,8 +72,7 @@ class StepResults:
                     sampled.append(completion)
                 if seq.seq_id in step.drafts:
                     seq.add_drafts(len(step.drafts[seq.seq_id].token_ids))
-        num_drafts = {seq_id: len(draft.token_ids) for seq_id, draft in step.drafts.items()}
-        return ScheduledStep(sampled, len(step.continued), prompts, step.drafts, num_drafts, set())
+        return ScheduledStep(sampled, len(step.continued), prompts, step.drafts, set())
 
     def apply(self, step: ScheduledStep, result: ModelRunnerOutput) -> list[SequenceOutput]:
         """Apply the output of the earliest step in flight.
@@ -97,10 +96,10 @@ class StepResults:
                 outputs += self._beams.take(seq, result.logprobs[place][0])
             elif not (seq.is_finished or seq.seq_id in step.dropped_seq_ids):
                 tokens, start = result.token_ids[place], seq.num_known_tokens
-                num_drafts = step.num_drafts.get(seq.seq_id, 0)
+                draft = step.drafts.get(seq.seq_id, NO_DRAFT)
+                num_drafts = len(draft.token_ids)
                 output = self._take(seq, tokens, result.logprobs.get(place), num_drafts)
                 outputs.append(output)
-                draft = step.drafts.get(seq.seq_id, NO_DRAFT)
                 if draft.token_ids:
                     # Right drafts after the end of the sequence are not part of it.
                     num_accepted = min(len(tokens) - 1, seq.num_known_tokens - start)

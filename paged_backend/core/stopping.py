@@ -83,6 +83,20 @@ def may_go_ahead(seq: Sequence) -> bool:
     )
 
 
+def draft_model_may_go_ahead(seq: Sequence) -> bool:
+    """Return True if a draft model may guess for a sequence while its tokens are in flight.
+
+    A sequence that has no drafts hinders nobody. Penalties count the tokens before, so the draft
+    model has to know which of its drafts were wrong.
+    """
+    request = seq.request
+    if not request.speculate or request.pooling is not None:
+        return True
+    params = request.params
+    has_counts = params.penalized or params.min_tokens > 0
+    return seq.can_continue and seq.grammar is None and not has_counts
+
+
 def can_be_drafted(seq: Sequence) -> bool:
     """Return True if the sequence has an output token and no placeholders.
 

@@ -286,7 +286,9 @@ def _with_kv_pool(
         draft.hidden.resize(num_blocks)
     runner: ModelRunner = platform.model_runner(run, spec, num_blocks, limits, options, context)
     if draft is not None:
-        drafts = platform.model_runner(draft.model, draft.spec, num_blocks, limits, options)
+        # The texts of the model say where the passes of the draft model begin.
+        without_texts = replace(limits, draws_ahead=False)
+        drafts = platform.model_runner(draft.model, draft.spec, num_blocks, without_texts, options)
         runner = DraftingRunner(runner, drafts, layout, draft.hidden)
     return LoadedModel(
         model=model,

@@ -110,7 +110,7 @@ class Engine:
                 enable_chunked_prefill=config.enable_chunked_prefill and has_blocks,
                 eos_token_ids=frozenset(info.eos_token_ids),
                 max_num_drafts=steps.max_num_drafts,
-                draws_ahead=isinstance(drafter, LookupDrafter) and drafter.draws_ahead,
+                draws_ahead=drafter is not None and drafter.draws_ahead,
                 waits_together=speculation is not None and speculation.is_drawn_by_worker,
                 max_loras=config.max_loras,
             ),
@@ -339,7 +339,7 @@ class Engine:
 def _drafter(speculation: SpeculativeConfig, draws_ahead: bool) -> Drafter:
     """Return the drafter that the options ask for."""
     if speculation.is_drawn_by_worker:
-        return ModelDrafter(speculation)
+        return ModelDrafter(speculation, draws_ahead=draws_ahead)
     return LookupDrafter(speculation, draws_ahead)
 
 

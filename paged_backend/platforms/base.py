@@ -97,6 +97,19 @@ class ChainingRunner(DraftRunner, Protocol):
     stands for the token that its sequence has sampled last.
     """
 
+    def follow(self, main: ModelRunner, scheduled_batch: ScheduledBatch) -> None:
+        """Let the next passes begin where the texts of the model end.
+
+        The placeholders at the end of a row stand for the newest tokens of the model's text. If the
+        row has drafts in flight before it, it and the rows of the next passes move back by the
+        number of wrong ones.
+
+        Args:
+            main: runs the model, on the same device.
+            scheduled_batch: the next pass.
+        """
+        ...
+
     def give_drafts(self, main: ModelRunner, seq_ids: Sequence[int], place: int) -> None:
         """Let the next step of the model have the tokens of the newest pass as drafts.
 

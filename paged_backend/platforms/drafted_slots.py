@@ -70,8 +70,9 @@ class DraftedSlots:
             self._lower(seq.block_ids[number * self._num_groups + self._group], place)
         for item in batch.scheduled:
             last = (item.start + len(item.token_ids) - 1) // size
-            place = item.start % size
-            for number in range(item.start // size, last + 1):
+            start = item.start - item.max_move  # or later, if drafts in flight are right
+            place = start % size
+            for number in range(start // size, last + 1):
                 self._lower(item.block_ids[number * self._num_groups + self._group], place)
                 place = 0
 

@@ -93,8 +93,13 @@ class DraftingRunner:
     for it, and first all tokens that it lacks. If these are too many for one step, the sequence
     has no drafts in this step.
 
-    A device that knows tokens before the host does gets all passes and the step at once. But the
-    host waits for each pass if masks, or the parameters of a sequence, depend on its tokens.
+    A device that knows tokens before the host does gets all passes and the step at once, also while
+    the step before them is in flight. Where a sequence has drafts in that step, the device moves
+    its rows back by the number of wrong ones, as it does with its slices. The draft model then
+    computes the same number of tokens for any number of wrong ones, some of them once more.
+
+    But the host waits for each pass if masks, or the parameters of a sequence, depend on its
+    tokens.
 
     Args:
         main: runs the model.
@@ -184,11 +189,12 @@ class DraftingRunner:
         number, started_s = 0, time.perf_counter()
         rows, masks = _masked(self._first_rows(waiting.values()), drawn.token_ids, guide)
         while rows:
-            tokens = self._launch(rows, masks)
+            tokens = self._launch(rows, masks, number)
             launched = _Pass(rows, number, tokens)
             # The rows of later passes read guessed hidden states, so they are computed again.
             for row in rows if self._hidden is None or number == 0 else ():
-                self._slots.add(row.block_ids, row.start, row.start + len(row.token_ids))
+                end = row.start + len(row.token_ids) - row.max_move
+                self._slots.add(row.block_ids, row.start - row.max_move, end)
             if chaining is None:
                 _receive(launched, drawn)
                 _tell_samples(launched, drawn)
@@ -208,9 +214,13 @@ class DraftingRunner:
             rows, masks = _masked(following, drawn.token_ids, guide)
         return drawn, in_flight
 
-    def _launch(self, rows: list[ScheduledSequence], masks: TokenMasks | None) -> PendingTokens:
-        """Launch a pass of the draft model."""
+    def _launch(
+        self, rows: list[ScheduledSequence], masks: TokenMasks | None, number: int
+    ) -> PendingTokens:
+        """Launch a pass of the draft model; `number` drafts of each sequence are there."""
         batch = ScheduledBatch.of(rows, self._lead)
+        if number == 0 and self._chaining is not None:
+            self._chaining.follow(self.main, batch)
         if self._hidden is None:
             return self.draft.draw(batch, masks)
         # A row without samples is followed by tokens that the draft model computes later. They have
@@ -234,21 +244,43 @@ class DraftingRunner:
             table = self._slots.table(item.block_ids)
             end = item.samples[0].position - lead
             earlier = self._earlier.get(item.seq_id, _Earlier(0, 0))
-            num_known = min(earlier.num_tokens, earlier.num_blocks * self._block_size)
-            start = self._slots.number(table, item.start, num_known)
+            start = self._first_token(item, table, end, earlier)
             stop = min(end, start + room)
+            if item.max_move and stop < end or start < item.max_move:
+                continue  # which tokens there are is not known
             room -= stop - start
             if stop > start:
                 samples = item.samples[:1] if stop == end else ()
                 token_ids = item.samples[0].token_ids[start + lead : stop + lead]
-                self._earlier[item.seq_id] = _Earlier(min(stop, item.start), len(table))
+                num_tokens = min(stop, item.start) - item.max_move
+                self._earlier[item.seq_id] = _Earlier(num_tokens, len(table))
                 rows.append(
                     ScheduledSequence(
                         *(item.seq_id, token_ids, start, table, samples),
                         first_new_block=earlier.num_blocks,
+                        max_move=item.max_move,
                     )
                 )
         return sorted(rows, key=lambda row: len(row.token_ids) > 1)  # decodes come first
+
+    def _first_token(
+        self, item: ScheduledSequence, table: list[int], end: int, earlier: _Earlier
+    ) -> int:
+        """Return the position of the first token that the draft model computes for a sequence.
+
+        Args:
+            item: the slice of the sequence.
+            table: its block table.
+            end: the position after the token that the first draft follows.
+            earlier: what the last passes have left.
+        """
+        if item.max_move:
+            # The step in flight has drafts, so the draft model has computed all tokens before them.
+            # If all of them are right, it lacks the last one. An MTP layer has computed them from
+            # guessed hidden states, so it computes as many tokens as may be right.
+            return end - (2 if self._hidden is None else item.max_move + 1)
+        num_known = min(earlier.num_tokens, earlier.num_blocks * self._block_size)
+        return self._slots.number(table, item.start, num_known)
 
 
 def _next_rows(

@@ -44,10 +44,10 @@ class InputBatch:
     pools: list[PoolSpec]  # the specs of these rows, in order
     # [num_seqs, 2] slots of the states that each sequence reads and writes; [0, 2] without states.
     state_slots: Ints
-    # [num_slices, 7] of the slices that depend on tokens in flight: the index of the sequence; the
+    # [num_slices, 9] of the slices that depend on tokens in flight: the index of the sequence; the
     # index and the number of its tokens; the position of the first one as if all drafts in flight
-    # were right; the index of its first sample; 1 if drafts are in flight; 1 if its own drafts
-    # are placeholders.
+    # were right; the index, the number and the first position of its samples; 1 if drafts are in
+    # flight; 1 if its own drafts are placeholders.
     ahead: Ints
 
     @property
@@ -70,7 +70,7 @@ class InputBatch:
 
 
 _NO_STATES: Ints = np.zeros((0, 2), np.int32)
-_NONE_AHEAD: Ints = np.zeros((0, 7), np.int32)
+_NONE_AHEAD: Ints = np.zeros((0, 9), np.int32)
 
 
 class InputBatchBuilder:
@@ -209,7 +209,9 @@ def without(values: NDArray[Number], dropped: list[int]) -> NDArray[Number]:
 def _joined(first: InputBatch, second: InputBatch) -> InputBatch:
     """Join decodes and the sequences that follow them."""
     row = len(first.input_ids)
-    moved = np.array([row, row, 0, 0, row, 0, 0], np.int32)  # each of them has one token and sample
+    moved = np.array(
+        [row, row, 0, 0, row, 0, 0, 0, 0], np.int32
+    )  # each of them has one token and sample
     return replace(
         second,
         input_ids=np.concatenate((first.input_ids, second.input_ids)),
@@ -251,8 +253,9 @@ def _ahead(items: list[ScheduledSequence], query_start_loc: Ints, num_samples: l
     for place, item in enumerate(items):
         if item.max_move or item.draws_drafts:
             first, number = int(query_start_loc[place]), len(item.token_ids)
+            samples = (first_sample, len(item.samples), item.samples[0].position)
             flags = (int(item.max_move > 0), int(item.draws_drafts))
-            found.append((place, first, number, item.start, first_sample, *flags))
+            found.append((place, first, number, item.start, *samples, *flags))
         first_sample += num_samples[place]
     return np.array(found, np.int32) if found else _NONE_AHEAD
 

@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from paged_backend.core.block_pool import NULL_BLOCK, BlockPool
-from paged_backend.core.drafter import Draft
+from paged_backend.core.drafter import Draft, Drafter
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.grammar import SharedLexer
 from paged_backend.core.grammar_budget import StepTime
@@ -24,7 +24,7 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
+from paged_backend.core.scheduler_output import DrawnDrafts, ModelRunnerOutput, TokenMasks
 from paged_backend.core.sequence import PLACEHOLDER, Sequence
 from paged_backend.core.state_slots import ZERO_SLOT
 from paged_backend.core.stopping import EndConditions
@@ -174,7 +174,7 @@ def mask_sets(masks: TokenMasks) -> list[set[int]]:
     return [{token for token in range(VOCAB) if number >> token & 1} for number in numbers]
 
 
-class PrecomputedDrafter:
+class PrecomputedDrafter(Drafter):
     """Guesses up to `length` tokens, of which it gets the first `num_right` right."""
 
     def __init__(self, length: int, num_right: int) -> None:
@@ -229,6 +229,16 @@ class AheadDrafter(RandomDrafter):
 
     def awaits(self, sequences):
         return {seq.seq_id for seq in sequences if self._random.random() < 0.2}
+
+
+class WorkerDrafter(AheadDrafter):
+    """Lets the worker draw all drafts, which draws fewer for some sequences."""
+
+    waits_together = True
+
+    def propose(self, sequences, budget):
+        numbers = {seq.seq_id: self._random.randrange(9) for seq in sequences}
+        return {seq_id: Draft([PLACEHOLDER] * number) for seq_id, number in numbers.items()}
 
 
 class TogetherDrafter(RandomDrafter):
@@ -311,7 +321,7 @@ class EngineWithoutModel:
                 enable_chunked_prefill,
                 frozenset({EOS}),
                 max_num_drafts=max_num_batched_tokens,
-                draws_ahead=states is None and getattr(drafter, "draws_ahead", False),
+                draws_ahead=states is None and drafter is not None and drafter.draws_ahead,
                 waits_together=getattr(drafter, "waits_together", False),
             ),
             KVCacheManager(
@@ -333,6 +343,7 @@ class EngineWithoutModel:
         self.num_wrong: dict[int, int] = {}
         self.texts: dict[int, list[int]] = {}
         self.random = random.Random(0)
+        self.draws_fewer = isinstance(drafter, WorkerDrafter)
         self.num_drawn = 0  # drafts that the device has drawn
         self.states = {ZERO_SLOT: []}  # the tokens that each slot stands for
         self.state_of = {}  # by seq_id, after the newest step
@@ -396,7 +407,7 @@ class EngineWithoutModel:
         for seq_id in plan.freed_seq_ids:  # a device forgets what gave up its blocks
             for of_sequence in (self.last_token, self.num_wrong, self.texts):
                 of_sequence.pop(seq_id, None)
-        scheduled = []
+        scheduled, drawn = [], {}
         for item in plan.scheduled:
             if item.max_move:
                 assert 0 <= self.num_wrong[item.seq_id] <= item.max_move
@@ -404,8 +415,12 @@ class EngineWithoutModel:
             if item.draws_drafts:
                 text = self.texts[item.seq_id]
                 assert len(text) == item.start + 1
-                item = item.with_drafts(self._drawn(text, item))
+                drawn[item.seq_id] = drafts = self._drawn(text, item)
+                item = item.with_drafts(drafts)
             scheduled.append(item)
+        if drawn and self.draws_fewer:
+            self.scheduler.take_drafts(DrawnDrafts(drawn, []))
+            self.scheduler.check_invariants()
         return replace(plan, scheduled=scheduled)
 
     def _drawn(self, text: list[int], item: ScheduledSequence) -> list[int]:
@@ -416,7 +431,8 @@ class EngineWithoutModel:
             token = next_token(drawn, item.samples[0].seed)
             drawn.append(token if number < num_right else (token + 1) % VOCAB)
         self.num_drawn += item.num_draft_tokens
-        return drawn[start:]
+        number = item.num_draft_tokens
+        return drawn[start:][: self.random.randint(0, number) if self.draws_fewer else number]
 
     def _launch(self, plan: ScheduledBatch) -> None:
         for source, target in plan.block_copies:

@@ -14,6 +14,7 @@ from engine_without_model import (
     RandomDrafter,
     SchedulerOfSlices,
     TogetherDrafter,
+    WorkerDrafter,
     expected_tokens,
     make_request,
     registered_hashes,
@@ -62,6 +63,7 @@ drafters = st.one_of(
     ),
     st.integers(0, 9).map(lambda seed: lambda: RandomDrafter(seed)),
     st.integers(0, 9).map(lambda seed: lambda: AheadDrafter(seed)),
+    st.integers(0, 9).map(lambda seed: lambda: WorkerDrafter(seed)),
     st.integers(0, 9).map(lambda seed: lambda: TogetherDrafter(seed)),
     # Requests with equal prompts and seeds have equal answers, which it finds.
     st.builds(

@@ -7,6 +7,7 @@ from engine_without_model import (
     EngineWithoutModel,
     PrecomputedDrafter,
     RandomDrafter,
+    WorkerDrafter,
     expected_tokens,
     make_request,
     make_sequence,
@@ -72,7 +73,7 @@ def test_states_are_of_the_right_tokens_after_any_history(
         async_scheduling=async_scheduling,
         fair=fair,
         windows=windows,
-        drafter=None if drafts is None else RandomDrafter(drafts),
+        drafter=None if drafts is None else [RandomDrafter, WorkerDrafter][drafts % 2](drafts),
     )
     accepted, aborted = {}, set()
     for kind, value in actions:

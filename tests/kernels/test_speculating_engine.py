@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,13 +13,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 from checkpoints import make_checkpoint
-from free_drafts import make_drafts_free, see_drafts
-from lora_oracle import LoraOracle, lora_options, run_requests
+from free_drafts import AnyDrafts, FreeDrafts, make_drafts_free, see_drafts
+from lora_oracle import LoraOracle, answer_of, lora_options, run_requests
 from oracle import make_engine
 from padded_steps import use_shapes
 from prediction_layers import DraftOracle, make_always_right, make_predicting
+from safetensors.torch import load_file, save_file
 
-from paged_backend.core.drafter import Draft
+from paged_backend.core.drafter import Draft, Drafter
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import PLACEHOLDER, Sequence
@@ -26,6 +29,7 @@ from paged_backend.platforms.gpu import experts as experts_module
 from paged_backend.platforms.gpu import texts
 from paged_backend.platforms.gpu.cuda_graphs import StepShape, captured_shapes
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.speculation.drafting_rule import DraftingRule
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.options.speculation import SpeculativeConfig
 from paged_backend.values.request import Request
@@ -43,7 +47,7 @@ PARAMS: list[dict[str, Any]] = [
 ]
 
 
-class KnownAnswers:
+class KnownAnswers(Drafter):
     """Guesses the answers of an earlier run, with a wrong token in some of the guesses."""
 
     def __init__(self, answers: Answers) -> None:
@@ -209,6 +213,65 @@ def test_tokens_with_a_draft_model_are_those_without(
     assert {StepShape.decodes(4), StepShape.mixed(4, 64)} <= set(shapes[1])
 
 
+def tokens_of(engine: Engine, work: list[Request]) -> list[list[int]]:
+    """The answers to requests, in their order."""
+    outputs = run_requests(engine, work)
+    return [answer_of(outputs[request.request_id]) for request in work]
+
+
+def make_similar(folder: Path, other: Path) -> None:
+    """Copy a checkpoint with other weights, which often choose the same tokens."""
+    shutil.copytree(folder, other)
+    generator = torch.Generator().manual_seed(0)
+    for path in other.glob("*.safetensors"):
+        weights = load_file(path)
+        for weight in weights.values():
+            weight += 0.1 * weight.std() * torch.randn(weight.shape, generator=generator)
+        save_file(weights, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "family, padded, rule", [("smollm", True, AnyDrafts), ("gemma2", False, FreeDrafts)]
+)
+def test_a_draft_model_guesses_after_drafts_in_flight(
+    family: str,
+    padded: bool,
+    rule: type[DraftingRule],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its guesses are what it would generate itself, however many of those before were wrong.
+
+    Gemma 2 has two groups of blocks, of which the draft model uses one.
+    """
+    seen = see_drafts(monkeypatch, rule)
+    folder, draft = tmp_path / "model", tmp_path / "draft"
+    make_checkpoint(family, folder, num_hidden_layers=2, intermediate_size=40)
+    make_similar(folder, draft)
+    config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4}
+    engine = engine_for(folder, speculative_config=config, async_scheduling=True)
+    runner = engine.executor.model_runner
+    if padded:
+        for each in (runner.main, runner.draft):
+            use_shapes(each)
+    draw = Mock(side_effect=runner.draft.draw)
+    monkeypatch.setattr(runner.draft, "draw", draw)
+    work = []
+    for index, request in enumerate(requests()):
+        params = SamplingParams(max_tokens=20, ignore_eos=True, seed=index, temperature=index % 2)
+        work.append(replace(request, params=params))
+    assert tokens_of(engine, work) == tokens_of(engine_for(folder), work)
+    stats = engine.stats()
+    assert 0.2 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.8
+    rows = [row for call in draw.call_args_list for row in call.args[0].scheduled]
+    assert sum(row.max_move > 0 for row in rows) > len(rows) / 3
+    guessing = []
+    for number, (text, drafts) in enumerate(seen[::2]):
+        params = next(req.params for req in work if text[:5] == req.prompt_token_ids[:5])
+        guessing.append(Request(str(number), text, replace(params, max_tokens=len(drafts))))
+    assert [drafts for _, drafts in seen[::2]] == tokens_of(engine_for(draft), guessing)
+
+
 @pytest.mark.parametrize("draws", [False, True])
 def test_given_answers_take_the_place_of_what_is_sampled(folder: Path, draws: bool) -> None:
     """So that a benchmark knows which drafts are right."""
@@ -237,12 +300,12 @@ def test_given_answers_take_the_place_of_what_is_sampled(folder: Path, draws: bo
 
 
 def test_drafts_of_an_mtp_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are transformers' own, in steps that are padded to the shapes of graphs."""
-    seen = see_drafts(monkeypatch)
+    """They are transformers' own, after right and wrong ones in flight, in padded steps."""
+    seen = see_drafts(monkeypatch, AnyDrafts)
     product = Mock(side_effect=experts_module.experts)
     monkeypatch.setattr(experts_module, "experts", product)
-    make_predicting("glm4-moe", tmp_path)
-    config = {"method": "mtp", "num_speculative_tokens": 3}
+    make_predicting("glm4-moe", tmp_path, num_likely=4)
+    config = {"method": "mtp", "num_speculative_tokens": 2}
     engine = engine_for(
         tmp_path, speculative_config=config, async_scheduling=True, enable_prefix_caching=False
     )
@@ -251,10 +314,12 @@ def test_drafts_of_an_mtp_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     oracle = DraftOracle(tmp_path)
     for index in range(4):
         prompt = [(7 * index + 3 * place) % 190 + 3 for place in range(5 + 9 * index)]
-        params = SamplingParams(temperature=0, max_tokens=12)
+        params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
         engine.add_request(Request(f"r{index}", prompt, params))
     while engine.has_unfinished:
         engine.step()
+    stats = engine.stats()
+    assert 10 < stats.num_accepted_tokens < 0.8 * stats.num_draft_tokens
     assert sum(bool(drafts) for _, drafts in seen) > 20
     oracle.confirm(seen)
     assert {StepShape.drafted(0, 16), StepShape.drafted(4, 16)} & set(shapes[0])

@@ -11,7 +11,7 @@ from matmul_checks import ordered_dot
 from oracle import Oracle, Work, make_engine, run, tokens_of
 from paged_kernels import _decayed_scan, gated_delta
 
-from paged_backend.core.drafter import Draft
+from paged_backend.core.drafter import Draft, Drafter
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import Sequence
 from paged_backend.engine.engine import Engine
@@ -183,7 +183,7 @@ def test_states_after_every_block_are_those_after_chunks(oracle: Oracle) -> None
     assert engine.executor.info.kv_layout.states.interval == 64
 
 
-class KnownAnswer:
+class KnownAnswer(Drafter):
     """Guesses 20 tokens of a known answer; a token of every second guess is wrong."""
 
     def __init__(self, answer: list[int]) -> None:

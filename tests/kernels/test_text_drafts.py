@@ -40,7 +40,7 @@ def texts_of(rows: list[list[int]], num_wrong: list[int], width: int = 64) -> Te
 
 
 def slice_of(**fields: int) -> list[int]:
-    return [fields[name] for name in FIELDS]
+    return [fields.get(name, 0) for name in FIELDS]
 
 
 texts = st.builds(
@@ -90,6 +90,8 @@ def test_drafts_are_those_of_the_reference(rows, counts, wrong, low, more, width
     data=st.data(),
 )
 def test_slices_move_back_to_where_texts_end(wrong, moves, counts, num_groups, data):
+    """They have a sample after each token, or fewer."""
+    num_samples = [data.draw(st.integers(0, count)) for count in counts]
     starts = [data.draw(st.integers(number, 30)) for number in wrong]
     tables = torch.randint(1, 1000, (3, 12 * num_groups), dtype=torch.int32, device=DEVICE)
     order = data.draw(st.permutations(range(3)))
@@ -97,19 +99,23 @@ def test_slices_move_back_to_where_texts_end(wrong, moves, counts, num_groups, d
     for place, slot in enumerate(order):
         fields = {"slot": slot, "sequence": place + 1, "first_token": first}
         fields |= {"num_tokens": counts[slot], "start": starts[slot], "first_sample": first + 2}
-        slices.append(slice_of(**fields, moves=int(moves[slot]), draws=0))
+        fields |= {"num_samples": num_samples[slot], "sample_position": 50 + slot}
+        slices.append(slice_of(**fields, moves=int(moves[slot])))
         first += counts[slot]
-    kept = texts_of([[1]] * 3, wrong)
+    num_wrong = ints(wrong)
     positions, lengths, samples = (ints([-1] * size) for size in (first + 1, 5, first + 3))
     for group in range(num_groups):
         mapping = torch.full((first + 1,), -1, dtype=torch.int64, device=DEVICE)
         move_back(
-            *(ints(slices), 16, kept, positions, lengths, samples, mapping, tables),
+            *(ints(slices), 16, num_wrong, positions, lengths, samples, mapping, tables),
             *(group, num_groups, BLOCK_SIZE),
         )
-        expected, ends, written = [-1], [-1], [-1]
+        expected, ends, written, sampled = [-1], [-1], [-1], [-1, -1, -1]
         for slot in order:
-            start = starts[slot] - (wrong[slot] if moves[slot] else 0)
+            moved = wrong[slot] if moves[slot] else 0
+            start = starts[slot] - moved
+            sampled += [50 + slot - moved + place for place in range(num_samples[slot])]
+            sampled += [-1] * (counts[slot] - num_samples[slot])
             expected += range(start, start + counts[slot])
             ends.append(start + counts[slot])
             for place in range(start, start + counts[slot]):
@@ -117,7 +123,7 @@ def test_slices_move_back_to_where_texts_end(wrong, moves, counts, num_groups, d
                 written.append(block * BLOCK_SIZE + place % BLOCK_SIZE)
         assert positions.tolist() == [*expected, -1]
         assert lengths.tolist() == [*ends, -1]
-        assert samples.tolist() == [-1, -1, -1, *[place + 1 for place in expected[1:]], -1]
+        assert samples.tolist() == [*sampled, -1]
         assert mapping.tolist() == [*written, -1]
 
 
@@ -160,8 +166,11 @@ def test_a_new_text_is_sent_as_tokens_are_kept(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_texts, "_WINDOW", 16)
-    limits = StepLimits(max_num_seqs=2, max_num_batched_tokens=8, async_scheduling=True)
-    texts = device_texts.DeviceTexts(limits, 100, ints([0] * 3), Transfer(DEVICE, None))
+    limits = StepLimits(
+        max_num_seqs=2, max_num_batched_tokens=8, async_scheduling=True, match_lengths=(1, 2)
+    )
+    transfer = Transfer(DEVICE, None)
+    texts = device_texts.DeviceTexts(limits, 100, ints([0] * 3), ints([0] * 3), transfer)
     text = list(range(1, 50))
     spec = SampleSpec(0, SamplingParams(), 0, length, length, text)
     texts.admit([1], [spec])
@@ -169,6 +178,8 @@ def test_a_new_text_is_sent_as_tokens_are_kept(
     inside = ints(sorted({place % 16 for place in range(length)})).long()
     assert torch.equal(texts._texts.tokens[1][inside], kept[inside])
     assert not texts._texts.tokens[[0, 2]].any()
+    places = torch.arange(max(length - 16, 0), length, device=DEVICE)[None]
+    assert texts.read(ints([1]).long(), places).tolist() == [text[:length][-16:]]
 
 
 def test_bad_calls_are_refused() -> None:
@@ -176,14 +187,15 @@ def test_bad_calls_are_refused() -> None:
     one = ints([[0] * len(FIELDS)])
     four, longs = ints([0] * 4), torch.zeros(4, dtype=torch.int64, device=DEVICE)
     tables = ints([[0], [0]])
-    moving = (one, 4, kept, four, four, four, longs, tables, 0, 1, 4)
+    moving = (one, 4, four[:2], four, four, four, longs, tables, 0, 1, 4)
     drawing = (one, 4, 9, kept, longs, longs, 1, 3)
     keeping = (kept, four, four, four, longs)
     short = replace(kept, num_wrong=kept.num_wrong[:1])
     for call, good, name, place, bad in (
         (move_back, moving, "slices", 0, one[:, :5].contiguous()),
         (move_back, moving, "max_tokens", 1, 129),
-        (move_back, moving, "num_wrong", 2, short),
+        (move_back, moving, "num_wrong", 2, longs[:2]),
+        (draw_drafts, drawing, "num_wrong", 3, short),
         (move_back, moving, "slot_mapping", 6, four),
         (move_back, moving, "block_tables", 7, tables[:1]),
         (move_back, moving, "group", 8, 1),

@@ -10,7 +10,7 @@ import pytest
 from paged_backend.core.scheduler_output import DraftGuide, LaunchedStep, SchedulerOutput
 from paged_backend.engine.engine import Engine
 from paged_backend.tools.bench.requests import greedy
-from paged_backend.tools.bench.simulated_device import SimulatedExecutor
+from paged_backend.tools.bench.simulated_device import SimulatedDrafts, SimulatedExecutor
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.outputs import DraftCounts
 
@@ -22,17 +22,19 @@ def engine_on_device(
     answers: dict[int, list[int]] | None = None,
     num_seqs: int = NUM_SEQS,
     step_s: float = 0.0001,
+    drafts: SimulatedDrafts | None = None,
 ) -> Engine:
     """An engine with requests that decode new text, or the answers by their numbers."""
+    speculation = {"method": "suffix"} if drafts is None else {"method": "mtp"}
     config = EngineConfig.from_mapping(
         {
             "model": "demo",
-            "speculative_config": {"method": "suffix"} if speculates else None,
+            "speculative_config": speculation if speculates else None,
             "async_scheduling": True,
             "max_num_seqs": NUM_SEQS,
         }
     )
-    executor = SimulatedExecutor(config, VOCAB_SIZE, 512, answers)
+    executor = SimulatedExecutor(config, VOCAB_SIZE, 512, answers, drafts)
     engine = Engine(config, executor)
     rng = random.Random(0)
     for number in range(num_seqs):
@@ -70,6 +72,31 @@ def test_steps_follow_each_other_while_text_repeats_itself(num_seqs: int) -> Non
     """Each step is launched before the one before it is over, and has drafts of all sequences."""
     answers = {seed: [*range(20)] * 10 for seed in range(num_seqs)}
     engine = engine_on_device(True, answers, num_seqs, step_s=0.01)  # longer than the host takes
+    middle = numbers_of(engine)[30:-5]
+    stats = engine.stats()
+    assert stats.num_generation_tokens == 200 * num_seqs
+    assert stats.num_steps < 100  # drafts were right
+    assert sum(in_flight == 1 for in_flight, _ in middle) > 0.9 * len(middle)
+    assert sum(drafted == num_seqs for _, drafted in middle) > 0.8 * len(middle)
+
+
+def test_a_draft_model_guesses_while_a_step_is_in_flight() -> None:
+    """Some of its drafts are wrong."""
+    rng = random.Random(1)
+    answers = {seed: rng.choices(range(VOCAB_SIZE), k=200) for seed in range(NUM_SEQS)}
+    drafts = SimulatedDrafts(pass_s=0.001, chance=0.8)
+    engine = engine_on_device(True, answers, step_s=0.02, drafts=drafts)
+    # Steps without drafts are measured before these, and the first sequences end after them.
+    middle = numbers_of(engine)[30:50]
+    stats = engine.stats()
+    assert stats.num_generation_tokens == 200 * NUM_SEQS
+    assert 0.3 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
+    assert sum(in_flight == 1 for in_flight, _ in middle) > 0.9 * len(middle)
+    assert sum(drafted == NUM_SEQS for _, drafted in middle) > 0.8 * len(middle)
+
+
+def numbers_of(engine: Engine) -> list[tuple[int, int]]:
+    """The steps in flight when each step was launched, and its sequences with drafts."""
     numbers, launch = list[tuple[int, int]](), engine.executor.launch
 
     def watched(output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
@@ -80,12 +107,7 @@ def test_steps_follow_each_other_while_text_repeats_itself(num_seqs: int) -> Non
     engine.executor.launch = watched  # type: ignore[method-assign]
     while engine.has_unfinished:
         engine.step()
-    stats = engine.stats()
-    assert stats.num_generation_tokens == 200 * num_seqs
-    assert stats.num_steps < 100  # drafts were right
-    middle = numbers[30:-5]
-    assert sum(in_flight == 1 for in_flight, _ in middle) > 0.9 * len(middle)
-    assert sum(drafted == num_seqs for _, drafted in middle) > 0.8 * len(middle)
+    return numbers
 
 
 def test_a_prediction_is_verified_after_the_tokens_in_flight() -> None:

@@ -72,6 +72,7 @@ class GpuModelRunner:
         self._transfer = transfer
         self._rows = rows
         self._keeps_tokens = spec.keeps_tokens
+        self._has_states = spec.states is not None
         self._limits = limits
         self._makes_embeddings = not model.config.has_output_layer
         self._pooler = Pooler(transfer.send, model.head)
@@ -82,11 +83,11 @@ class GpuModelRunner:
             model.max_model_len if spec.keeps_tokens else 0,  # no layer reads block tables
             transfer,
             context,
-            has_states=spec.states is not None,
+            has_states=self._has_states,
         )
         # Layers with states have none to go back to after wrong drafts in flight.
-        draws = limits.draws_ahead and spec.states is None and not self._makes_embeddings
-        max_text = model.max_model_len if draws else 0
+        has_texts = limits.draws_ahead and not (self._has_states or self._makes_embeddings)
+        max_text = model.max_model_len if has_texts else 0
         self._sampler = StepSampler(model.config, limits, dtype, self._inputs, transfer, max_text)
         self._idle = IdleBatches(
             limits,
@@ -147,6 +148,21 @@ class GpuModelRunner:
         return DrawnPass(self._transfer.receive(tokens), timer)
 
     @torch.inference_mode()
+    def follow(self, main: ModelRunner, scheduled_batch: ScheduledBatch) -> None:
+        """Let the next passes begin where the texts of the model end; see ChainingRunner."""
+        assert isinstance(main, GpuModelRunner)
+        ends, widths = [], [0]
+        for item in scheduled_batch.scheduled:
+            width = item.token_ids.count(PLACEHOLDER)
+            if width:
+                end = item.start + scheduled_batch.lead + len(item.token_ids)
+                rows = main._inputs.rows[item.seq_id], self._inputs.rows[item.seq_id]
+                ends.append((*rows, end - width, int(item.max_move > 0)))
+                widths.append(width)
+        if ends:
+            self._sampler.follow(main._sampler, np.array(ends, np.int64).T.copy(), max(widths))
+
+    @torch.inference_mode()
     def give_drafts(self, main: ModelRunner, seq_ids: Sequence[int], place: int) -> None:
         """Let the next step of the model have the tokens of the newest pass as drafts."""
         assert isinstance(main, GpuModelRunner)
@@ -169,7 +185,8 @@ class GpuModelRunner:
         if not self._makes_embeddings:
             for num_rows in (32, ROWS_AT_ONCE):
                 self._run_alone(self._idle.with_options(num_rows))
-        if self._sampler.texts is not None and self._limits.max_num_batched_tokens > 1:
+        can_move = self._limits.max_num_drafts > 0 and not self._has_states
+        if can_move and self._limits.max_num_batched_tokens > 1:
             self._run_alone(self._idle.with_drafts_in_flight())
         if self._cascade and self._model.max_model_len > self._block_size:
             self._warm_up_cascade()
@@ -256,8 +273,8 @@ class GpuModelRunner:
         if shared:
             captured = None
         self._inputs.send(inputs, captured or shape)
-        if self._sampler.texts is not None:
-            self._inputs.prepare(inputs, captured or shape, self._sampler.texts)
+        sampler = self._sampler
+        self._inputs.prepare(inputs, captured or shape, sampler.num_wrong, sampler.texts)
         if self._graphs is not None and captured is not None:
             return captured, self._graphs.replay(captured)
         # All kinds of calls have been made with checks by the warm-up.

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from paged_kernels.text_drafts import FIELDS, move_back
+from torch import Tensor
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.sequence import PLACEHOLDER
@@ -16,11 +18,12 @@ from paged_backend.models.step_context import NO_SLOT, StepContext
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
 from paged_backend.platforms.gpu.cuda_graphs import StepShape, captured_shapes
 from paged_backend.platforms.gpu.sampler import SampleRows
-from paged_backend.platforms.gpu.texts import DeviceTexts
+from paged_backend.platforms.gpu.texts import MAX_TOKENS, DeviceTexts
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Ints, Longs, without
 from paged_backend.values.options.scheduling import StepLimits
 
+_START, _MOVES, _DRAWS = (FIELDS.index(name) for name in ("start", "moves", "draws"))
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
 
 
@@ -80,6 +83,7 @@ class DeviceInputs:
         self._context = context
         self._has_states = has_states
         self._block_size = block_size
+        self._transfer = transfer
         self.rows = Rows(limits.max_num_seqs)
         self._builder = InputBatchBuilder(block_size, num_groups)
         self._decode_rows = np.zeros(0, np.int64)  # rows of the decodes of the previous step
@@ -156,8 +160,12 @@ class DeviceInputs:
                 "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
                 "seq_lens": padded(batch.seq_lens, shape.num_seqs, 0),
                 "table_rows": padded(rows, shape.num_seqs, padding),
+                # An MTP layer writes after each of these rows. The last row is sampled from, or
+                # what is written after it is restored.
                 "logits_indices": _padded(
-                    logits_indices, shape.num_samples + shape.num_prompt_rows, 0
+                    logits_indices,
+                    shape.num_samples + shape.num_prompt_rows,
+                    max(int(starts[-1]) - 1, 0),
                 ),
                 # Padded samples store their token in the padding row, and are not counted at all.
                 "sample_rows": _padded(sample_rows, shape.num_samples, padding),
@@ -170,27 +178,51 @@ class DeviceInputs:
             }
         )
 
-    def prepare(self, inputs: StepInputs, shape: StepShape, texts: DeviceTexts) -> None:
-        """Let the device complete what was sent of slices that depend on tokens in flight."""
+    def prepare(
+        self, inputs: StepInputs, shape: StepShape, num_wrong: Tensor, texts: DeviceTexts | None
+    ) -> None:
+        """Let the device complete what was sent of slices that depend on tokens in flight.
+
+        Args:
+            inputs: the step.
+            shape: the shape that it was sent with.
+            num_wrong: [max_num_seqs + 1] int32, by how many tokens the slices of a row move back.
+            texts: draw the drafts, unless a draft model has; None if there are no texts.
+        """
         ahead = inputs.batch.ahead
-        if not len(ahead):
+        moves = bool(ahead[:, _MOVES - 1].any())
+        draws = texts is not None and texts.draws and bool(ahead[:, _DRAWS - 1].any())
+        if not (moves or draws):
             return
         gap = shape.num_decodes - inputs.batch.num_decodes
         slices = np.column_stack((inputs.rows[ahead[:, 0]].astype(np.int32), ahead))
         # The padding of decodes lies before the other sequences.
         is_later = ahead[:, 0] >= inputs.batch.num_decodes
         slices[:, 1:3] += (gap * is_later)[:, None].astype(np.int32)
-        part = self.buffers(shape).part
-        texts.prepare(
-            slices,
-            part("input_ids", shape.num_tokens),
-            part("positions", shape.num_tokens),
-            part("seq_lens", shape.num_seqs),
-            part("sample_positions", shape.num_samples),
-            [part(name, shape.num_tokens) for name in self._slot_mappings],
-            self._tables,
-            self._block_size,
-        )
+        sent = self._transfer.send(slices)
+        if moves:
+            self._move_back(sent, shape, num_wrong)
+        if texts is not None and draws:
+            input_ids = self.buffers(shape).part("input_ids", shape.num_tokens)
+            texts.draw(sent, int(slices[:, _START].max()) + 1, input_ids)
+
+    def _move_back(self, slices: Tensor, shape: StepShape, num_wrong: Tensor) -> None:
+        """Move slices back to the ends of their texts, in all groups."""
+        part, num_groups = self.buffers(shape).part, len(self._slot_mappings)
+        for group, name in enumerate(self._slot_mappings):
+            move_back(
+                slices,
+                MAX_TOKENS,
+                num_wrong,
+                part("positions", shape.num_tokens),
+                part("seq_lens", shape.num_seqs),
+                part("sample_positions", shape.num_samples),
+                part(name, shape.num_tokens),
+                self._tables.tensor,
+                group,
+                num_groups,
+                self._block_size,
+            )
 
     @property
     def max_num_tokens(self) -> int:
@@ -230,13 +262,13 @@ class DeviceInputs:
     def _places_of_placeholders(self, inputs: StepInputs) -> Longs:
         """Return where the device finds each token, if it is a placeholder.
 
-        It is the token that was sampled last in the row of its sequence, or a draft of this row.
+        The first one of a slice is the token that was sampled last in the row of its sequence, and
+        the others are drafts of this row, or what the texts of another model have.
         """
         batch = inputs.batch
         places = np.repeat(inputs.rows, np.diff(batch.query_start_loc))
-        for _, first, number, *_, draws_drafts in batch.ahead.tolist():
-            if draws_drafts:
-                places[first : first + number] += np.arange(number) * (self.rows.padding + 1)
+        for _, first, number, *_ in batch.ahead.tolist():
+            places[first : first + number] += np.arange(number) * (self.rows.padding + 1)
         return places
 
     def _adapter_slots(self, scheduled_batch: ScheduledBatch, batch: InputBatch) -> Ints | None:

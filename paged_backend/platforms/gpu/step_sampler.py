@@ -36,10 +36,12 @@ class StepSampler:
         dtype: the dtype of logits.
         inputs: the inputs of the steps, which say what to sample.
         transfer: the way to the device.
-        max_text: the longest text, if the device draws drafts from texts; otherwise 0.
+        max_text: the longest text, if slices may depend on tokens in flight; otherwise 0.
 
     Attributes:
-        texts: the texts of sequences; None if the device draws no drafts.
+        num_wrong: [max_num_seqs + 1] int32, by how many tokens the slices of a row move back.
+        texts: the texts of sequences; None without any. They say what `num_wrong` is; without them,
+            `follow` does.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class StepSampler:
             frozenset(config.eos_token_ids),
             transfer,
         )
+        self.num_wrong = torch.zeros(num_rows, dtype=torch.int32, device=transfer.device)
         self.texts: DeviceTexts | None = None
         if max_text:
-            self.texts = DeviceTexts(limits, max_text, self._sampler.last_tokens, transfer)
+            last_tokens = self._sampler.last_tokens
+            self.texts = DeviceTexts(limits, max_text, last_tokens, self.num_wrong, transfer)
         # Results of the last step, at the same addresses for all graphs.
         num_samples = max_num_samples(limits) if config.has_output_layer else 0
         device = transfer.device
@@ -134,6 +138,24 @@ class StepSampler:
         """
         places = (1 + place) * len(self._sampler.last_tokens) + rows
         self._known_tokens.index_copy_(0, self._transfer.send(places), tokens)
+
+    def follow(self, main: StepSampler, ends: Longs, width: int) -> None:
+        """Let the next passes of a draft model begin where the texts of the model end.
+
+        Args:
+            main: the sampler of the model.
+            ends: [4, n], of each sequence: its row in the model, its row here, the position of the
+                first token to copy as if all drafts in flight were right, and 1 if there are any.
+            width: number of tokens to copy.
+        """
+        assert main.texts is not None
+        of_main, rows, first, moves = self._transfer.send(ends)
+        num_wrong = main.num_wrong.index_select(0, of_main)
+        self.num_wrong.index_copy_(0, rows, num_wrong)
+        places = torch.arange(width, device=rows.device)
+        tokens = main.texts.read(of_main, (first - moves * num_wrong)[:, None] + places)
+        known = self._known_tokens.view(-1, len(self.num_wrong))
+        known[:width].index_copy_(1, rows, tokens.T)
 
     def sample(self, logits: Tensor, shape: StepShape) -> None:
         """Sample from the logits of a step [num_samples, vocab_size], which no request changes."""

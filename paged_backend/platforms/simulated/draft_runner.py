@@ -58,7 +58,7 @@ class SimulatedDraftRunner:
         pass_s: float,
         chance: float,
     ) -> None:
-        self._device, self._answers = main.device, answers
+        self._main, self._device, self._answers = main, main.device, answers
         self._pass_s, self._chance = pass_s, chance
         transfer = Transfer(torch.device("cpu"), gpu=None)
         self._inputs = DeviceInputs(
@@ -87,11 +87,17 @@ class SimulatedDraftRunner:
             self._inputs.send(inputs, self._graphs.fit(inputs.shape) or inputs.shape)
         end_s = self._device.launch(self._pass_s)
         self._newest = []
-        for spec in inputs.batch.scheduled_samples:
-            token_id = self._answers[spec.params.seed or 0][spec.num_output_tokens]
-            is_right = self._random.random() < self._chance
-            self._newest.append(token_id if is_right else token_id + 1)
+        for item in scheduled_batch.scheduled:
+            if item.max_move:
+                item = item.moved_back(self._main.num_wrong(item.seq_id))
+            for spec in item.samples:
+                token_id = self._answers[spec.params.seed or 0][spec.num_output_tokens]
+                is_right = self._random.random() < self._chance
+                self._newest.append(token_id if is_right else token_id + 1)
         return SimulatedPass(self._device, end_s, self._newest, self._pass_s)
+
+    def follow(self, main: ModelRunner, scheduled_batch: ScheduledBatch) -> None:
+        """Do nothing: each pass reads how far it moves back."""
 
     def give_drafts(self, main: ModelRunner, seq_ids: Sequence[int], place: int) -> None:
         """Let the next step of the model have the tokens of the newest pass as drafts."""

@@ -125,7 +125,7 @@ class SimulatedModelRunner:
         self._answers = answers
         self.device = SimulatedDevice()
         self._given: dict[int, list[int]] = {}  # drafts for the next step, by seq_id
-        self._texts = SimulatedTexts(*limits.match_lengths)
+        self._texts = SimulatedTexts(*(limits.match_lengths or (1, 1)))
         transfer = Transfer(torch.device("cpu"), gpu=None)
         self._inputs = DeviceInputs(
             layout.block_size, layout.num_groups, limits, max_model_len, transfer
@@ -151,6 +151,10 @@ class SimulatedModelRunner:
         """Take one more draft of some sequences for the next step."""
         for seq_id, token_id in zip(seq_ids, token_ids, strict=True):
             self._given.setdefault(seq_id, []).append(token_id)
+
+    def num_wrong(self, seq_id: int) -> int:
+        """Return the number of wrong drafts in the last step of a sequence."""
+        return self._texts.num_wrong(seq_id)
 
     def launch(self, scheduled_batch: ScheduledBatch) -> SimulatedStep:
         """Prepare a step, and launch it."""

@@ -29,6 +29,10 @@ class SimulatedTexts:
             self._texts.pop(seq_id, None)
             self._num_wrong.pop(seq_id, None)
 
+    def num_wrong(self, seq_id: int) -> int:
+        """Return the number of wrong drafts in the last step of a sequence."""
+        return self._num_wrong[seq_id]
+
     def complete(self, scheduled_batch: ScheduledBatch) -> ScheduledBatch:
         """Return a step as the device computes it, which knows the tokens of all earlier steps."""
         scheduled = [self._completed(item) for item in scheduled_batch.scheduled]

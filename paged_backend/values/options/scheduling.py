@@ -26,9 +26,11 @@ class StepLimits:
     max_num_batched_tokens: int
     async_scheduling: bool
     max_num_drafts: int = 0  # guessed tokens that a step verifies, over all sequences
-    # Whether the device draws drafts of sequences with steps in flight, from their own text.
+    # Whether the device draws drafts of sequences with steps in flight.
     draws_ahead: bool = False
-    match_lengths: tuple[int, int] = (1, 1)  # equal tokens before a draft, at least and at most
+    # Equal tokens before a draft from the sequence's own text, at least and at most; None: drafts
+    # come from a draft model, or there are none.
+    match_lengths: tuple[int, int] | None = None
 
 
 # Where the options leave them open.
@@ -144,13 +146,12 @@ class SchedulingOptions:
             async_scheduling=is_async,
             # Each of them needs a row of logits.
             max_num_drafts=0 if speculation is None else max(seqs, MAX_DRAFTS),
-            draws_ahead=(
-                defaults.draws_ahead
-                and is_async
-                and speculation is not None
-                and not speculation.is_drawn_by_worker
+            draws_ahead=defaults.draws_ahead and is_async and speculation is not None,
+            match_lengths=(
+                None
+                if speculation is None or speculation.is_drawn_by_worker
+                else speculation.match_lengths
             ),
-            match_lengths=(1, 1) if speculation is None else speculation.match_lengths,
         )
 
 
