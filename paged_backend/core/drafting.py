@@ -14,7 +14,7 @@ from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep
 from paged_backend.core.stopping import (
     can_be_drafted,
-    draft_model_may_go_ahead,
+    can_be_drafted_ahead,
     max_draft_tokens,
     may_await_token,
     may_go_ahead,
@@ -48,7 +48,7 @@ class Drafting:
         if self._drafter is None or self._budget() == 0:
             return set()
         waits_together = self._config.waits_together
-        if waits_together and self.draws_ahead and all(map(draft_model_may_go_ahead, running)):
+        if waits_together and self.draws_ahead and not any(map(_has_to_wait, running)):
             return set()
         awaiting = self._drafter.awaits(
             seq for seq in running if may_await_token(seq) or self.draws_ahead and may_go_ahead(seq)
@@ -118,3 +118,8 @@ class Drafting:
         seq.drop_drafts(number)
         if self._kv.states is not None:
             self._kv.states.drop_drafts(seq, number)
+
+
+def _has_to_wait(seq: Sequence) -> bool:
+    """Return True if a sequence can have drafts, but none while a step is in flight."""
+    return seq.request.speculate and not can_be_drafted_ahead(seq)

@@ -66,35 +66,27 @@ def must_wait(seq: Sequence, draws_ahead: bool = False) -> bool:
     return seq.request.pooling is not None or seq.num_tokens >= seq.max_num_tokens
 
 
+def can_be_drafted_ahead(seq: Sequence) -> bool:
+    """Return True if the parameters of a sequence allow drafts after tokens in flight.
+
+    Only parameters that do not change from token to token can be sampled with then, and penalties,
+    as the device counts the tokens.
+    """
+    return seq.can_continue and seq.grammar is None and seq.request.pooling is None
+
+
 def may_go_ahead(seq: Sequence) -> bool:
     """Return True if drafts of a sequence may follow a token, or drafts, in flight.
 
     The device draws these drafts. If drafts in flight are wrong, it moves the next slice of the
-    sequence back, to the token after the last right one. Only the parameters that do not change
-    from token to token can be sampled with then.
+    sequence back, to the token after the last right one.
     """
     return (
-        seq.can_continue
-        and seq.grammar is None
-        and seq.request.pooling is None
+        can_be_drafted_ahead(seq)
         and seq.num_uncomputed_tokens == 1
         and seq.num_output_placeholders > 0
         and seq.num_tokens < seq.max_num_tokens
     )
-
-
-def draft_model_may_go_ahead(seq: Sequence) -> bool:
-    """Return True if a draft model may guess for a sequence while its tokens are in flight.
-
-    A sequence that has no drafts hinders nobody. Penalties count the tokens before, so the draft
-    model has to know which of its drafts were wrong.
-    """
-    request = seq.request
-    if not request.speculate or request.pooling is not None:
-        return True
-    params = request.params
-    has_counts = params.penalized or params.min_tokens > 0
-    return seq.can_continue and seq.grammar is None and not has_counts
 
 
 def can_be_drafted(seq: Sequence) -> bool:

@@ -258,7 +258,13 @@ def test_a_draft_model_guesses_after_drafts_in_flight(
     monkeypatch.setattr(runner.draft, "draw", draw)
     work = []
     for index, request in enumerate(requests()):
-        params = SamplingParams(max_tokens=20, ignore_eos=True, seed=index, temperature=index % 2)
+        params = SamplingParams(
+            max_tokens=20,
+            ignore_eos=True,
+            seed=index,
+            temperature=index % 2,
+            repetition_penalty=1.3 if index > 3 else 1,
+        )
         work.append(replace(request, params=params))
     assert tokens_of(engine, work) == tokens_of(engine_for(folder), work)
     stats = engine.stats()

@@ -151,16 +151,23 @@ class GpuModelRunner:
     def follow(self, main: ModelRunner, scheduled_batch: ScheduledBatch) -> None:
         """Let the next passes begin where the texts of the model end; see ChainingRunner."""
         assert isinstance(main, GpuModelRunner)
-        ends, widths = [], [0]
-        for item in scheduled_batch.scheduled:
-            width = item.token_ids.count(PLACEHOLDER)
-            if width:
-                end = item.start + scheduled_batch.lead + len(item.token_ids)
-                rows = main._inputs.rows[item.seq_id], self._inputs.rows[item.seq_id]
-                ends.append((*rows, end - width, int(item.max_move > 0)))
-                widths.append(width)
-        if ends:
-            self._sampler.follow(main._sampler, np.array(ends, np.int64).T.copy(), max(widths))
+        items = [item for item in scheduled_batch.scheduled if item.token_ids[-1] == PLACEHOLDER]
+        if not items:
+            return
+        items.sort(key=lambda item: not item.samples[0].params.penalized)
+        widths = [item.token_ids.count(PLACEHOLDER) for item in items]
+        ends = [
+            (
+                main._inputs.rows[item.seq_id],
+                self._inputs.rows[item.seq_id],
+                item.start + scheduled_batch.lead + len(item.token_ids) - width,
+                item.max_move > 0,
+            )
+            for item, width in zip(items, widths, strict=True)
+        ]
+        num_penalized = sum(item.samples[0].params.penalized for item in items)
+        sent = np.array(ends, np.int64).T.copy()
+        self._sampler.follow(main._sampler, sent, max(widths), num_penalized)
 
     @torch.inference_mode()
     def give_drafts(self, main: ModelRunner, seq_ids: Sequence[int], place: int) -> None:

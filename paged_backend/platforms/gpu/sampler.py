@@ -16,6 +16,7 @@ from paged_kernels.sampling import SamplingState, sample
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
+from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.gpu.given_answers import GivenAnswers
 from paged_backend.platforms.gpu.packed_rows import PackedRows
 from paged_backend.platforms.gpu.transfer import Transfer
@@ -101,13 +102,26 @@ class DeviceSampler:
         self.last_tokens = last_tokens
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
-        """Send the parameters of sequences that are sampled for the first time in these rows."""
+        """Send the parameters of sequences that are sampled for the first time in these rows.
+
+        Tokens are not counted if the last one is not known; `follow` counts them.
+        """
         if not rows:
             return
         self._rows.replace(rows, np.array([self._packed(spec) for spec in samples], self._record))
         for row, spec in zip(rows, samples, strict=True):
-            if spec.params.penalized:
+            if spec.params.penalized and spec.token_ids[spec.position - 1] != PLACEHOLDER:
                 self._counts[row] = self._transfer.send(self._count(spec))
+
+    def follow(self, main: DeviceSampler, of_main: Tensor, rows: Tensor) -> None:
+        """Copy the counts of tokens.
+
+        Args:
+            main: the sampler of the model.
+            of_main: [n] int64, the rows of sequences there.
+            rows: [n] int64, their rows here.
+        """
+        self._counts.index_copy_(0, rows, main._counts.index_select(0, of_main))
 
     def sample(self, logits: Tensor, to: SampleRows, tokens: Tensor) -> None:
         """Sample a token for each row of logits that no request changes.

@@ -139,7 +139,7 @@ class StepSampler:
         places = (1 + place) * len(self._sampler.last_tokens) + rows
         self._known_tokens.index_copy_(0, self._transfer.send(places), tokens)
 
-    def follow(self, main: StepSampler, ends: Longs, width: int) -> None:
+    def follow(self, main: StepSampler, ends: Longs, width: int, num_penalized: int) -> None:
         """Let the next passes of a draft model begin where the texts of the model end.
 
         Args:
@@ -147,6 +147,7 @@ class StepSampler:
             ends: [4, n], of each sequence: its row in the model, its row here, the position of the
                 first token to copy as if all drafts in flight were right, and 1 if there are any.
             width: number of tokens to copy.
+            num_penalized: number of first sequences with penalties.
         """
         assert main.texts is not None
         of_main, rows, first, moves = self._transfer.send(ends)
@@ -156,6 +157,9 @@ class StepSampler:
         tokens = main.texts.read(of_main, (first - moves * num_wrong)[:, None] + places)
         known = self._known_tokens.view(-1, len(self.num_wrong))
         known[:width].index_copy_(1, rows, tokens.T)
+        if num_penalized:
+            sampler = main._sampler
+            self._sampler.follow(sampler, of_main[:num_penalized], rows[:num_penalized])
 
     def sample(self, logits: Tensor, shape: StepShape) -> None:
         """Sample from the logits of a step [num_samples, vocab_size], which no request changes."""
