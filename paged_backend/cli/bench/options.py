@@ -70,7 +70,9 @@ def add_turns(flags: Flags) -> None:
 def print_turns(args: argparse.Namespace, header: str, figures: Iterable[TurnFigures]) -> int:
     """Print each row of figures as soon as it is there, and save all of them."""
     from paged_backend.tools.bench.in_turn import save
+    from paged_backend.values.garbage import keep_loaded
 
+    keep_loaded()  # as the process of a served engine does
     rows = print_rows(header, figures)
     if args.json is not None:
         save(args.json, rows, command_line(), args.device)
