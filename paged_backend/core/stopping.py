@@ -69,10 +69,11 @@ def must_wait(seq: Sequence, draws_ahead: bool = False) -> bool:
 def can_be_drafted_ahead(seq: Sequence) -> bool:
     """Return True if the parameters of a sequence allow drafts after tokens in flight.
 
-    Only parameters that do not change from token to token can be sampled with then, and penalties,
-    as the device counts the tokens.
+    The host must not have to read these tokens. The device counts tokens for penalties.
     """
-    return seq.can_continue and seq.grammar is None and seq.request.pooling is None
+    request = seq.request
+    has_to_read = request.params.reads_tokens or request.params.beam_width > 1
+    return not has_to_read and seq.grammar is None and request.pooling is None
 
 
 def may_go_ahead(seq: Sequence) -> bool:

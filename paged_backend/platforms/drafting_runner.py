@@ -98,8 +98,7 @@ class DraftingRunner:
     its rows back by the number of wrong ones, as it does with its slices. The draft model then
     computes the same number of tokens for any number of wrong ones, some of them once more.
 
-    But the host waits for each pass if masks, or the parameters of a sequence, depend on its
-    tokens.
+    But the host waits for each pass if masks, or bad words of several tokens, depend on its tokens.
 
     Args:
         main: runs the model.
@@ -317,7 +316,7 @@ def _next_rows(
 
 def _needs_tokens(item: ScheduledSequence) -> bool:
     """Return True if the host reads the tokens before a sample, to change its logits."""
-    return item.samples[0].params.adjusts_tokens
+    return item.samples[0].params.reads_tokens
 
 
 def _receive(launched: _Pass, drawn: DrawnDrafts) -> None:

@@ -212,6 +212,11 @@ class SamplingParams:
         """Whether the logits of particular tokens are changed, or tokens are forbidden."""
         return bool(self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids)
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether a word of several bad tokens has to be looked for in the output."""
+        return any(len(word) > 1 for word in self.bad_words_token_ids)
+
     def named_token_ids(self) -> Iterator[tuple[str, int]]:
         """Yield each token id in the parameters, with the name of its field."""
         yield from (("stop_token_ids", token) for token in self.stop_token_ids)

@@ -413,7 +413,7 @@ class EngineWithoutModel:
                 assert 0 <= self.num_wrong[item.seq_id] <= item.max_move
                 item = item.moved_back(self.num_wrong[item.seq_id])
             if item.draws_drafts:
-                text = self.texts[item.seq_id]
+                text = self.texts.setdefault(item.seq_id, item.samples[0].context)
                 assert len(text) == item.start + 1
                 drawn[item.seq_id] = drafts = self._drawn(text, item)
                 item = item.with_drafts(drafts)

@@ -264,6 +264,9 @@ def test_a_draft_model_guesses_after_drafts_in_flight(
             seed=index,
             temperature=index % 2,
             repetition_penalty=1.3 if index > 3 else 1,
+            logprobs=2 if index == 1 else None,
+            logit_bias=((17, 3.0),) if index == 2 else (),
+            bad_words_token_ids=((5,), (9,)) if index == 3 else (),
         )
         work.append(replace(request, params=params))
     assert tokens_of(engine, work) == tokens_of(engine_for(folder), work)
