@@ -16,6 +16,7 @@ from torch import Tensor
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.platforms.gpu.transfer import Transfer
 
+_NUM_HOSTS = 8  # host buffers: passes of a draft model are sent while a step is in flight
 _ALIGNMENT = 256  # bytes, of each part of a buffer
 _NUMPY = {torch.int32: np.int32, torch.int64: np.int64}
 
@@ -42,7 +43,8 @@ class Rows:
 class Staging:
     """Named arrays of fixed capacity that are sent to the device together.
 
-    There are two host buffers: one may still be in transfer while the other is filled.
+    There are several host buffers: some may still be in transfer while another one is filled. The
+    device copies a buffer after everything that was launched before.
     """
 
     def __init__(self, parts: Mapping[str, tuple[torch.dtype, int]], transfer: Transfer) -> None:
@@ -53,14 +55,14 @@ class Staging:
             self._offsets[name] = (dtype, total, capacity)
             total += -(-capacity * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         size = torch.Size([total])
-        self._hosts = [transfer.host_buffer(size, torch.uint8) for _ in range(2)]
-        self._sent: list[torch.Event | None] = [None, None]
+        self._hosts = [transfer.host_buffer(size, torch.uint8) for _ in range(_NUM_HOSTS)]
+        self._sent: list[torch.Event | None] = [None] * _NUM_HOSTS
         self._device_bytes = torch.zeros(total, dtype=torch.uint8, device=transfer.device)
         self._turn = 0
 
     def send(self, values: Mapping[str, NDArray[np.int32] | NDArray[np.int64]]) -> None:
         """Fill the first elements of each part, and start the copy."""
-        self._turn = 1 - self._turn
+        self._turn = (self._turn + 1) % _NUM_HOSTS
         sent = self._sent[self._turn]
         if sent is not None:
             sent.synchronize()
