@@ -19,7 +19,7 @@ def texts_of(bench: Bench, rows: int, length: int) -> Texts:
     period = torch.randint(bench.vocab_size, (rows, 1000), dtype=torch.int32, device=bench.device)
     tokens = period.repeat(1, -(-width // 1000))[:, :width].contiguous()
     zeros = torch.zeros(rows, dtype=torch.int32, device=bench.device)
-    return Texts(tokens, zeros, zeros.clone())
+    return Texts(tokens, *(zeros.clone() for _ in range(4)))
 
 
 def slices_of(bench: Bench, rows: int, length: int) -> torch.Tensor:

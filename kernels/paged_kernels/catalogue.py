@@ -85,7 +85,7 @@ def _token_masks(vocab: int) -> Case:
 
 def _text_drafts(max_tokens: int, max_length: int) -> Case:
     def call(num_seqs: int) -> None:
-        texts = Texts(ints(256, max_length), ints(256), ints(256))
+        texts = Texts(ints(256, max_length), *(ints(256) for _ in range(4)))
         slices, rows = ints(num_seqs, len(FIELDS)), ints(num_seqs * max_tokens)
         longs = empty(num_seqs * max_tokens, dtype=torch.int64)
         tables = ints(256, max_length // 16)

@@ -1,4 +1,4 @@
-"""Guess the next tokens of sequences from their own texts, which the device keeps.
+"""Guess the next tokens of sequences from their own texts or predictions, which the device keeps.
 
 This is prompt lookup decoding (Saxena, 2023): the last tokens of a text have occurred before, and
 what followed them then may follow them now. A step verifies the guesses (drafts). The device knows
@@ -37,6 +37,7 @@ FIELDS = (
 
 _FIELDS = tl.constexpr(len(FIELDS))
 _MOVES, _DRAWS = (tl.constexpr(FIELDS.index(name)) for name in ("moves", "draws"))
+_PREDICTED = tl.constexpr(1 << 30)  # added to places in a prediction, which come first
 _TILE = 1024  # places in a text for each program
 _NUM_WARPS = 4
 
@@ -88,6 +89,7 @@ def _find_kernel(
     slices_ptr,
     num_wrong_ptr,
     texts_ptr,
+    begins_ptr,
     best_ptr,
     min_match,
     max_match,
@@ -100,20 +102,25 @@ def _find_kernel(
         return
     texts_ptr += slot * WIDTH
     length = start + 1
-    oldest = tl.maximum(length - WIDTH, 0)
+    begin = tl.load(begins_ptr + slot)
+    oldest = tl.maximum(length - WIDTH, begin)
     ends = length - 1 - tl.program_id(1) * TILE - tl.arange(0, TILE)  # tokens up to each place
-    is_equal = ends > oldest
+    # A match lies in the prediction, before place 0, or in the text.
+    first = tl.where(ends < 0, oldest, tl.maximum(oldest, 0))
+    is_equal = ends > first
     match = tl.zeros([TILE], tl.int32)
+    most = tl.minimum(max_match, length)
     place = 1
-    while (place <= max_match) & (tl.max(is_equal.to(tl.int32), axis=0) > 0):
-        is_equal &= ends - place >= oldest
+    while (place <= most) & (tl.max(is_equal.to(tl.int32), axis=0) > 0):
+        is_equal &= ends - place >= first
         tail = tl.load(texts_ptr + ((length - place) & (WIDTH - 1)))
         earlier = tl.load(texts_ptr + ((ends - place) & (WIDTH - 1)), mask=is_equal, other=-1)
         is_equal &= earlier == tail
         match += is_equal.to(tl.int32)
         place += 1
-    # Of the longest matches, the newest one is best.
-    keys = tl.where(match >= min_match, (match.to(tl.int64) << 32) | ends.to(tl.int64), 0)
+    # Of the longest matches, the newest one of the prediction is best, or the newest one.
+    places = tl.where(ends < 0, _PREDICTED + ends - begin, ends)
+    keys = tl.where(match >= min_match, (match.to(tl.int64) << 32) | places.to(tl.int64), 0)
     best = tl.max(keys, axis=0)
     if best > 0:
         tl.atomic_max(best_ptr + tl.program_id(0), best, sem="relaxed")
@@ -124,6 +131,8 @@ def _draw_kernel(
     slices_ptr,
     num_wrong_ptr,
     texts_ptr,
+    begins_ptr,
+    num_predicted_ptr,
     best_ptr,
     input_ids_ptr,
     WIDTH: tl.constexpr,
@@ -134,7 +143,12 @@ def _draw_kernel(
     if tl.load(slices_ptr + tl.program_id(0) * _FIELDS + _DRAWS) == 0:
         return
     best = tl.load(best_ptr + tl.program_id(0))
-    end = tl.where(best > 0, best & 0x7FFFFFFF, start)  # without a match, the last token repeats
+    place = (best & 0x7FFFFFFF).to(tl.int32)
+    is_predicted = place >= _PREDICTED
+    place = tl.where(is_predicted, place - _PREDICTED + tl.load(begins_ptr + slot), place)
+    end = tl.where(best > 0, place, start)  # without a match, the last token repeats
+    num_predicted = tl.where(is_predicted, tl.minimum(-end, num_tokens - 1), 0)
+    tl.store(num_predicted_ptr + slot, num_predicted)
     places = tl.arange(0, TOKENS)
     inside = places < num_tokens - 1
     # The text after the match may go on with itself.
@@ -190,6 +204,10 @@ class Texts:
     tokens: Tensor
     last_tokens: Tensor  # [num_slots] int32, the newest token
     num_wrong: Tensor  # [num_slots] int32, wrong drafts of the last step that sampled for it
+    # [num_slots] int32, minus the number of tokens of a prediction of the output. These are before
+    # position 0 of the text, so at the end of the row, until newer tokens of the text replace them.
+    begins: Tensor
+    num_predicted: Tensor  # [num_slots] int32, drafts of the prediction that were drawn last
 
 
 def move_back(
@@ -269,14 +287,14 @@ def draw_drafts(
 ) -> None:
     """Guess the tokens after the first one of slices.
 
-    They are what followed the newest of the longest matches of the end of the text. If nothing
-    matches, they repeat the last token.
+    They are what followed the newest of the longest matches of the end of the text. A match in the
+    prediction is newer than all others. If nothing matches, they repeat the last token.
 
     Args:
         slices: as for `move_back`.
         max_tokens: as for `move_back`.
-        max_length: a number of tokens that no text exceeds.
-        texts: what the device keeps of sequences.
+        max_length: a number of tokens that no text exceeds together with its prediction.
+        texts: what the device keeps of sequences; `num_predicted` is changed.
         best: [at least num_slices] int64 zeros, which are zeros again after the call.
         input_ids: [num_tokens] int64, tokens of the step; changed.
         min_match: number of tokens that must be equal, at least 1.
@@ -298,6 +316,7 @@ def draw_drafts(
         slices,
         texts.num_wrong,
         texts.tokens,
+        texts.begins,
         best,
         min_match,
         max_match,
@@ -309,6 +328,8 @@ def draw_drafts(
         slices,
         texts.num_wrong,
         texts.tokens,
+        texts.begins,
+        texts.num_predicted,
         best,
         input_ids,
         WIDTH=width,
@@ -361,8 +382,8 @@ def _check_texts(texts: Texts, like: Tensor) -> None:
     check_tensor("tokens", texts.tokens, (None, None), torch.int32, like=like)
     num_slots, width = texts.tokens.shape
     check(width & (width - 1) == 0, "tokens", f"must have a power of two of columns, got {width}")
-    check_tensor("last_tokens", texts.last_tokens, (num_slots,), torch.int32, like=like)
-    check_tensor("num_wrong", texts.num_wrong, (num_slots,), torch.int32, like=like)
+    for name in ("last_tokens", "num_wrong", "begins", "num_predicted"):
+        check_tensor(name, getattr(texts, name), (num_slots,), torch.int32, like=like)
 
 
 def _check_slices(slices: Tensor, max_tokens: int) -> None:

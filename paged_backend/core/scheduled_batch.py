@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ class SampleSpec(NamedTuple):
     num_prompt_tokens: int
     token_ids: list[int]  # read-only: prompt and output so far, possibly with later tokens
     num_candidates: int = 0  # number of likeliest tokens to return for a beam; 0: none
+    predicted_token_ids: Sequence[int] = ()  # see NewSequence
 
     @property
     def num_output_tokens(self) -> int:
@@ -134,6 +135,7 @@ class WorkerSequence:
             new.num_prompt_tokens,
             self.token_ids,
             new.num_candidates,
+            new.predicted_token_ids,
         )
 
 

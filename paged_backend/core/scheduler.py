@@ -159,7 +159,11 @@ class Scheduler:
         if self.sequences.num_constrained:
             self.sequences.grammar_work.begin_step()
             hold_and_go_on(self.sequences, self._admission)
-        step = StepBuilder(self.config.max_num_batched_tokens, self._decodes)
+        step = StepBuilder(
+            self.config.max_num_batched_tokens,
+            self._decodes,
+            sends_predictions=self._drafting.draws_ahead and not self.config.waits_together,
+        )
         if self.kv.states is not None:
             self.kv.states.num_started = len(self.sequences.started)
         self.kv.free_invisible_blocks(self.sequences.running.values())

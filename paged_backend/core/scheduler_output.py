@@ -29,6 +29,8 @@ class NewSequence(NamedTuple):
     token_ids: list[int]  # all tokens that are known
     num_candidates: int = 0  # number of likeliest tokens to return for a beam; 0: none
     adapter: str = ""  # the digest of its LoRA adapter; empty: none
+    # The prediction of the request, if the device draws drafts from texts.
+    predicted_token_ids: list[int] = []
 
 
 class Slice(NamedTuple):
@@ -127,6 +129,9 @@ class ModelRunnerOutput:
     # From a model that makes embeddings, instead of tokens: the pooled hidden states of each
     # sequence whose prompt ends in the step, hidden_size numbers in little-endian float32.
     pooled: list[bytes] = field(default_factory=list)
+    # By seq_id: of the drafts that the device has drawn, the number of first ones that are from the
+    # prediction; without zeros.
+    num_predicted: dict[int, int] = field(default_factory=dict)
 
 
 class TokenMasks(NamedTuple):

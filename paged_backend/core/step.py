@@ -34,6 +34,7 @@ class StepBuilder:
     Args:
         budget: maximum number of tokens in the step.
         earlier_decodes: the decodes of the previous step.
+        sends_predictions: whether the worker looks for drafts in predictions.
 
     Attributes:
         budget: number of tokens that still fit in the step.
@@ -42,8 +43,11 @@ class StepBuilder:
         drafts: the drafts by ``seq_id``; sequences without drafts are missing.
     """
 
-    def __init__(self, budget: int, earlier_decodes: list[Sequence]) -> None:
+    def __init__(
+        self, budget: int, earlier_decodes: list[Sequence], *, sends_predictions: bool = False
+    ) -> None:
         self.budget = budget
+        self._sends_predictions = sends_predictions
         self.decodes: list[Sequence] = []
         self._earlier_decodes = earlier_decodes
         self.continued: list[Sequence] = []
@@ -117,12 +121,12 @@ class StepBuilder:
         block_copies: BlockCopies = []
         for seq, num_tokens, copies in self._slices.values():
             if seq.num_sent_tokens == 0:  # the worker does not know it
-                new_sequences.append(_introduce(seq))
+                new_sequences.append(self._introduce(seq))
             sample_seq_ids: list[int] = []
             if seq.num_computed_tokens + num_tokens == seq.num_tokens:
                 sample_seq_ids.append(seq.seq_id)
                 for sibling in siblings.get(seq.seq_id, ()):
-                    new_sequences.append(_introduce(sibling))
+                    new_sequences.append(self._introduce(sibling))
                     sample_seq_ids.append(sibling.seq_id)
             if copies:  # they replace the first blocks that are written
                 first = seq.num_computed_tokens // layout.block_size * layout.num_groups
@@ -142,6 +146,21 @@ class StepBuilder:
             num_decodes,
             block_copies,
             self._advance_states(kv),
+        )
+
+    def _introduce(self, seq: Sequence) -> NewSequence:
+        """Tell the worker about a sequence that it does not know."""
+        seq.num_sent_tokens, seq.num_sent_blocks = seq.num_known_tokens, 0
+        request = seq.request
+        return NewSequence(
+            seq.seq_id,
+            request.params,
+            seq.seed,
+            seq.num_prompt_tokens,
+            seq.token_ids[: seq.num_sent_tokens],
+            seq.num_candidates,
+            request.adapter,
+            request.predicted_token_ids if self._sends_predictions else [],
         )
 
     def _advance_states(self, kv: KVCacheManager) -> list[tuple[int, int]]:
@@ -192,21 +211,6 @@ def _may_continue(seq: Sequence, item: Slice) -> bool:
         and seq.num_draft_tokens == 0  # after drafts in flight, its position is not known
         and item.num_tokens == 1
         and item.sample_seq_ids == [seq.seq_id]
-    )
-
-
-def _introduce(seq: Sequence) -> NewSequence:
-    """Tell the worker about a sequence that it does not know."""
-    seq.num_sent_tokens, seq.num_sent_blocks = seq.num_known_tokens, 0
-    token_ids = seq.token_ids[: seq.num_sent_tokens]
-    return NewSequence(
-        seq.seq_id,
-        seq.request.params,
-        seq.seed,
-        seq.num_prompt_tokens,
-        token_ids,
-        seq.num_candidates,
-        seq.request.adapter,
     )
 
 

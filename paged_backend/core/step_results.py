@@ -103,7 +103,8 @@ class StepResults:
                 if draft.token_ids:
                     # Right drafts after the end of the sequence are not part of it.
                     num_accepted = min(len(tokens) - 1, seq.num_known_tokens - start)
-                    output.drafts = _counts(draft, num_accepted)
+                    num_predicted = result.num_predicted.get(seq.seq_id, 0)
+                    output.drafts = _counts(draft, num_predicted, num_accepted)
                     self._counters.count_drafts(output.drafts)
         return outputs
 
@@ -223,8 +224,14 @@ class StepResults:
         return token_ids, reason
 
 
-def _counts(draft: Draft, num_accepted: int) -> DraftCounts:
+def _counts(draft: Draft, num_predicted: int, num_accepted: int) -> DraftCounts:
+    """Return the counts of a draft.
+
+    Args:
+        draft: the draft.
+        num_predicted: number of its first tokens that the device has drawn from a prediction.
+        num_accepted: number of its first tokens that are part of the output.
+    """
     number = len(draft.token_ids)
-    if draft.is_predicted:
-        return DraftCounts(number, num_accepted, number, num_accepted)
-    return DraftCounts(number, num_accepted)
+    num_predicted = number if draft.is_predicted else num_predicted
+    return DraftCounts(number, num_accepted, num_predicted, min(num_predicted, num_accepted))

@@ -50,7 +50,8 @@ class _Guess(NamedTuple):
     draft: Draft
     evidence: list[Evidence]  # one entry for each token of the draft
     place: int  # number of tokens of the sequence before the guess
-    is_own: bool  # it comes from the text of the sequence itself
+    # The device has the text that it comes from: that of the sequence itself, or the prediction.
+    is_on_device: bool
 
 
 class _Source:
@@ -108,9 +109,9 @@ class _Text:
         return num_read + self.source.read(self.seq.token_ids, known, limit - num_read)
 
     @property
-    def has_own_guess(self) -> bool:
-        """True if there is a guess from the text of the sequence itself."""
-        return self.guess is not None and self.guess.is_own
+    def has_guess_on_device(self) -> bool:
+        """True if there is a guess from a text that the device has."""
+        return self.guess is not None and self.guess.is_on_device
 
     def chances(self, most: int) -> list[float]:
         """Return the chance of each token that may be drafted, if those before it are right.
@@ -123,7 +124,7 @@ class _Text:
         if self.seq.num_output_placeholders == 0:
             return self.acceptance.chances(self.guess.evidence)
         room = min(most, self.seq.max_num_tokens - self.seq.num_tokens - 1)
-        if not self.guess.is_own or room <= 0:
+        if not self.guess.is_on_device or room <= 0:
             return []
         return self.drawn.chances(self._certainty(), room)
 
@@ -165,8 +166,9 @@ class _Text:
 class LookupDrafter(Drafter):
     """See :class:`~paged_backend.core.drafter.Drafter`.
 
-    Where the device draws drafts, it looks up the text of the sequence itself. This drafter then
-    guesses only how many tokens it should verify, from the text before the steps in flight.
+    Where the device draws drafts, it looks up the text of the sequence itself and the prediction.
+    This drafter then guesses only how many tokens it should verify, from the text before the steps
+    in flight.
 
     Args:
         config: the lengths of matches and guesses.
@@ -232,7 +234,7 @@ class LookupDrafter(Drafter):
         awaiting: set[int] = set()
         for text in found:
             is_drawn = self._is_drawn_ahead(text.seq)
-            if not (is_drawn and text.has_own_guess) and _pays_off(text):
+            if not (is_drawn and text.has_guess_on_device) and _pays_off(text):
                 awaiting.add(text.seq.seq_id)
                 self._num_ahead -= not is_drawn
         self._searched = {text.seq.seq_id: text for text in texts if self._is_drawn_ahead(text.seq)}
@@ -326,7 +328,7 @@ class LookupDrafter(Drafter):
             for place, ((_, support), is_steady) in enumerate(zip(tokens, steady, strict=True))
         ]
         draft = Draft(token_ids, is_predicted=index is predicted)
-        return _Guess(draft, evidence, end, is_own=index is own)
+        return _Guess(draft, evidence, end, is_on_device=index is own or draft.is_predicted)
 
     def _following(
         self, index: TokenIndex, match: Match, number: int, repeats: bool

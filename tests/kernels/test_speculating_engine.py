@@ -32,6 +32,7 @@ from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.speculation.drafting_rule import DraftingRule
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.options.speculation import SpeculativeConfig
+from paged_backend.values.outputs import DraftCounts, SequenceOutput
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 
@@ -117,10 +118,10 @@ def requests() -> list[Request]:
     return made
 
 
-def answers_of(engine: Engine) -> Answers:
+def answers_of(engine: Engine, work: list[Request] | None = None) -> Answers:
     """Tokens, then the likeliest tokens at their positions, and the reason of the end."""
     found: Answers = {}
-    for request in requests():
+    for request in work or requests():
         engine.add_request(request)
     while engine.has_unfinished:
         for output in engine.step():
@@ -174,6 +175,39 @@ def test_tokens_are_the_same_if_the_device_draws_drafts(
     assert drafter.num_asked > 20
     assert stats.num_draft_tokens > stats.num_accepted_tokens > 0
     assert not padded or StepShape.drafted(4, 16) in shapes
+
+
+def test_the_device_draws_drafts_from_predictions(
+    folder: Path, plain: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fifth token of the predictions is wrong, and one request has none."""
+    engine = engine_for(folder, drafter=AsksForMany(), speculative_config={}, async_scheduling=True)
+    counts: dict[str, DraftCounts] = {}
+
+    def counted(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+        for output in outputs:
+            before = counts.get(output.request_id, DraftCounts())
+            counts[output.request_id] = before.plus(output.drafts or DraftCounts())
+        return outputs
+
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: counted(step()))
+    work = []
+    for request in requests():
+        answer = [x for x in plain[request.request_id, 0] if isinstance(x, int)]
+        predicted = [token + (place % 5 == 4) for place, token in enumerate(answer)]
+        is_first = request.request_id == "r0"
+        work.append(replace(request, predicted_token_ids=[] if is_first else predicted))
+    assert answers_of(engine, work) == plain
+    of_first = counts.pop("r0")
+    assert of_first.num_tokens > of_first.num_predicted == of_first.num_predicted_accepted == 0
+    for of_request in counts.values():
+        assert of_request.num_accepted >= of_request.num_predicted_accepted
+        assert (
+            of_request.num_tokens >= of_request.num_predicted >= of_request.num_predicted_accepted
+        )
+    # Answers have few tokens, and each step waits for another number of drafts.
+    assert sum(each.num_predicted_accepted for each in counts.values()) > 8
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from effort import examples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from paged_kernels.device import INTERPRETED
 from paged_kernels.errors import ArgumentError
@@ -30,13 +30,21 @@ def ints(values: object) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
-def texts_of(rows: list[list[int]], num_wrong: list[int], width: int = 64) -> Texts:
+def texts_of(
+    rows: list[list[int]],
+    num_wrong: list[int],
+    width: int = 64,
+    predicted: list[list[int]] | None = None,
+) -> Texts:
     """The newest tokens of the texts; other places have what is left of other texts."""
     kept = [[7] * width for _ in rows]
-    for ring, row in zip(kept, rows, strict=True):
-        for position, token in enumerate(row):
+    predicted = predicted or [[] for _ in rows]
+    for ring, row, before in zip(kept, rows, predicted, strict=True):
+        for position, token in enumerate([*before, *row], -len(before)):
             ring[position % width] = token
-    return Texts(ints(kept), ints([row[-1] for row in rows]), ints(num_wrong))
+    begins = ints([-len(before) for before in predicted])
+    last_tokens, unknown = ints([row[-1] for row in rows]), ints([99] * len(rows))
+    return Texts(ints(kept), last_tokens, ints(num_wrong), begins, unknown)
 
 
 def slice_of(**fields: int) -> list[int]:
@@ -59,10 +67,31 @@ texts = st.builds(
     low=st.integers(1, 4),
     more=st.integers(0, 20),
     width=st.sampled_from([16, 2048, 4096]),  # up to four tiles of the kernel that searches
+    parts=st.lists(
+        st.tuples(st.integers(0, 9), st.one_of(st.integers(0, 12), st.integers(1000, 2000))),
+        min_size=3,
+        max_size=3,
+    ),
 )
-def test_drafts_are_those_of_the_reference(rows, counts, wrong, low, more, width):
-    """The second slice has drafts already, and the third one moves back."""
-    kept = texts_of(rows, wrong, width)
+@example(  # the prediction [5, 1] ends as the text before the last token
+    rows=[[2, 9, 5, 1, 2]] * 3,
+    counts=(2, 2, 2),
+    wrong=(0, 0, 0),
+    low=2,
+    more=3,
+    width=16,
+    parts=[(2, 2)] * 3,
+)
+def test_drafts_are_those_of_the_reference(rows, counts, wrong, low, more, width, parts):
+    """The second slice has drafts already, and the third one moves back.
+
+    A prediction has parts of the text, and its newest tokens are kept as far as there is room.
+    """
+    cuts = zip(rows, parts, strict=True)
+    predicted = [(row * 2000)[start : start + size] for row, (start, size) in cuts]
+    room = [max(width - len(row), 0) for row in rows]
+    predicted = [text[-size:] if size else [] for text, size in zip(predicted, room, strict=True)]
+    kept = texts_of(rows, wrong, width, predicted)
     slices, first = [], 0
     for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
         moved = wrong[slot] if slot == 2 else 0
@@ -72,12 +101,16 @@ def test_drafts_are_those_of_the_reference(rows, counts, wrong, low, more, width
         first += 1 + count
     ids = torch.full((first + 2,), -3, dtype=torch.int64, device=DEVICE)
     best = torch.zeros(5, dtype=torch.int64, device=DEVICE)
-    draw_drafts(ints(slices), 32, 2090, kept, best, ids, low, low + more)
-    expected = []
+    draw_drafts(ints(slices), 32, 4180, kept, best, ids, low, low + more)
+    expected, numbers = [], []
     for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        drawn = drafts_of(row[-width:], count, low, low + more) if slot != 1 else [-3] * count
+        drawn, number = [-3] * count, 99
+        if slot != 1:
+            drawn, number = drafts_of(row[-width:], count, low, low + more, predicted[slot])
         expected += [-3, *drawn]
+        numbers.append(number)
     assert ids.tolist() == [*expected, -3, -3]
+    assert kept.num_predicted.tolist() == numbers
     assert not best.any()
 
 
@@ -172,10 +205,13 @@ def test_a_new_text_is_sent_as_tokens_are_kept(
     transfer = Transfer(DEVICE, None)
     texts = device_texts.DeviceTexts(limits, 100, ints([0] * 3), ints([0] * 3), transfer)
     text = list(range(1, 50))
-    spec = SampleSpec(0, SamplingParams(), 0, length, length, text)
+    predicted = list(range(100, 110))
+    spec = SampleSpec(0, SamplingParams(), 0, length, length, text, 0, predicted)
     texts.admit([1], [spec])
-    kept = texts_of([text[:length]], [0], 16).tokens[0]
-    inside = ints(sorted({place % 16 for place in range(length)})).long()
+    before = predicted[-room:] if (room := max(16 - length, 0)) else []
+    kept = texts_of([text[:length]], [0], 16, [before]).tokens[0]
+    inside = ints(sorted({place % 16 for place in range(-len(before), length)})).long()
+    assert texts._texts.begins.tolist() == [0, -len(before), 0]
     assert torch.equal(texts._texts.tokens[1][inside], kept[inside])
     assert not texts._texts.tokens[[0, 2]].any()
     places = torch.arange(max(length - 16, 0), length, device=DEVICE)[None]

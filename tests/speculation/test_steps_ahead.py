@@ -12,7 +12,7 @@ from paged_backend.engine.engine import Engine
 from paged_backend.tools.bench.requests import greedy
 from paged_backend.tools.bench.simulated_device import SimulatedDrafts, SimulatedExecutor
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.outputs import DraftCounts
+from paged_backend.values.outputs import DraftCounts, SequenceOutput
 
 VOCAB_SIZE, NUM_SEQS = 30_000, 8
 
@@ -110,18 +110,32 @@ def numbers_of(engine: Engine) -> list[tuple[int, int]]:
     return numbers
 
 
-def test_a_prediction_is_verified_after_the_tokens_in_flight() -> None:
-    """The device does not have it, so the sequence waits in place of going on without drafts."""
-    answer = list(range(200))
-    engine = engine_on_device(True, {0: answer}, num_seqs=0)
-    request = replace(greedy("0", [7], 200), predicted_token_ids=answer)
-    engine.add_request(replace(request, params=replace(request.params, seed=0)))
-    drafts = DraftCounts()
-    while engine.has_unfinished:
-        for output in engine.step():
+@pytest.mark.parametrize("num_seqs", [1, NUM_SEQS])
+def test_predictions_are_verified_while_a_step_is_in_flight(num_seqs: int) -> None:
+    """The device has them, so no sequence waits; every 20th of their tokens is wrong."""
+    answers = {seed: list(range(1000 * seed, 1000 * seed + 200)) for seed in range(num_seqs)}
+    engine = engine_on_device(True, answers, num_seqs=0, step_s=0.01)
+    for seed, answer in answers.items():
+        predicted = [token + 20_000 * (token % 20 == 19) for token in answer]
+        request = replace(greedy(str(seed), [7], 200), predicted_token_ids=predicted)
+        engine.add_request(replace(request, params=replace(request.params, seed=seed)))
+    drafts, step = DraftCounts(), engine.step
+
+    def counted() -> list[SequenceOutput]:
+        nonlocal drafts
+        outputs = step()
+        for output in outputs:
             drafts = drafts.plus(output.drafts or DraftCounts())
-    assert drafts.num_predicted_accepted == drafts.num_accepted > 150
-    assert engine.stats().num_steps < 40
+        return outputs
+
+    engine.step = counted  # type: ignore[method-assign]
+    middle = numbers_of(engine)[20:-5]
+    assert drafts.num_predicted_accepted == drafts.num_accepted > 120 * num_seqs
+    # After a wrong token of a prediction, nothing matches.
+    assert drafts.num_tokens > drafts.num_predicted > 0.6 * drafts.num_tokens
+    assert engine.stats().num_steps < 80
+    assert sum(in_flight == 1 for in_flight, _ in middle) > 0.9 * len(middle)
+    assert sum(drafted for _, drafted in middle) > 0.6 * num_seqs * len(middle)
 
 
 def test_the_device_gets_a_step_before_outputs_are_sent() -> None:

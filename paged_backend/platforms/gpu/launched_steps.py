@@ -17,6 +17,19 @@ from paged_backend.sampling.logprobs import split_by_prompt
 
 
 @dataclass(frozen=True, slots=True)
+class PredictedDrafts:
+    """How many of the drafts that the device draws for sequences are from their predictions."""
+
+    seq_ids: list[int]
+    numbers: Arrival
+
+    def wait(self) -> dict[int, int]:
+        """Wait for the device; returns the numbers by ``seq_id``, without zeros."""
+        pairs = zip(self.seq_ids, self.numbers.wait(), strict=True)
+        return {seq_id: number for seq_id, number in pairs if number}
+
+
+@dataclass(frozen=True, slots=True)
 class InFlightOutput:
     """The output of a step that the device may still compute or copy to the host.
 
@@ -31,6 +44,7 @@ class InFlightOutput:
     places: list[int]  # indices of the samples with logprobs
     logprobs: DeviceLogprobs | None
     prompt_logprobs: list[DeviceLogprobs]
+    predicted: PredictedDrafts | None  # None without predictions
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the device."""
@@ -45,6 +59,7 @@ class InFlightOutput:
         return ModelRunnerOutput(
             *keep_accepted(scheduled_batch, tokens, by_place),
             split_by_prompt(self.batch.prompts, of_prompts),
+            num_predicted={} if self.predicted is None else self.predicted.wait(),
         )
 
 
@@ -79,6 +94,7 @@ class LaunchedGpuStep(LaunchedStep):
     batch: InputBatch
     shape: StepShape
     prompt_logprobs: list[DeviceLogprobs]
+    predicted: PredictedDrafts | None
 
     def sample(self, masks: TokenMasks | None = None) -> InFlightOutput:
         """Launch the rest of the sampling of the step."""
@@ -86,7 +102,9 @@ class LaunchedGpuStep(LaunchedStep):
         tokens, places, logprobs = self.sampler.finish(batch, self.shape, masks)
         inputs = self.sampler.receive_inputs(self.shape) if _draws(self.scheduled_batch) else None
         return InFlightOutput(
-            tokens, inputs, self.scheduled_batch, batch, places, logprobs, self.prompt_logprobs
+            *(tokens, inputs, self.scheduled_batch, batch, places, logprobs),
+            self.prompt_logprobs,
+            self.predicted,
         )
 
 

@@ -35,6 +35,7 @@ from paged_backend.platforms.gpu.launched_steps import (
     DrawnPass,
     LaunchedEmbeddings,
     LaunchedGpuStep,
+    PredictedDrafts,
 )
 from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.shared_prefix import count_shared_blocks
@@ -129,7 +130,8 @@ class GpuModelRunner:
         if self._makes_embeddings:
             return LaunchedEmbeddings(self._pool(before_prompts, batch.pools))
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
-        return LaunchedGpuStep(self._sampler, scheduled_batch, batch, shape, prompts)
+        predicted = self._receive_num_predicted(scheduled_batch)
+        return LaunchedGpuStep(self._sampler, scheduled_batch, batch, shape, prompts, predicted)
 
     @torch.inference_mode()
     def draw(self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None) -> DrawnPass:
@@ -307,6 +309,19 @@ class GpuModelRunner:
         if num_samples:
             self._sampler.sample(self._model.compute_logits(hidden[:num_samples]), shape)
         return hidden[num_samples:]
+
+    def _receive_num_predicted(self, scheduled_batch: ScheduledBatch) -> PredictedDrafts | None:
+        """Start to copy how many drafts of each sequence are from its prediction."""
+        texts = self._sampler.texts
+        seq_ids = [
+            item.seq_id
+            for item in scheduled_batch.scheduled
+            if item.draws_drafts and item.samples[0].predicted_token_ids
+        ]
+        if texts is None or not texts.draws or not seq_ids:
+            return None
+        rows = np.array([self._inputs.rows[seq_id] for seq_id in seq_ids], np.int64)
+        return PredictedDrafts(seq_ids, texts.receive_num_predicted(rows))
 
     def _pool(self, hidden: Tensor, specs: list[PoolSpec]) -> Arrival | None:
         if not specs:

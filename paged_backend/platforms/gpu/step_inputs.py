@@ -23,7 +23,7 @@ from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Ints, Longs, without
 from paged_backend.values.options.scheduling import StepLimits
 
-_START, _MOVES, _DRAWS = (FIELDS.index(name) for name in ("start", "moves", "draws"))
+_MOVES, _DRAWS = FIELDS.index("moves"), FIELDS.index("draws")
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
 
 
@@ -204,7 +204,7 @@ class DeviceInputs:
             self._move_back(sent, shape, num_wrong)
         if texts is not None and draws:
             input_ids = self.buffers(shape).part("input_ids", shape.num_tokens)
-            texts.draw(sent, int(slices[:, _START].max()) + 1, input_ids)
+            texts.draw(slices, sent, input_ids)
 
     def _move_back(self, slices: Tensor, shape: StepShape, num_wrong: Tensor) -> None:
         """Move slices back to the ends of their texts, in all groups."""

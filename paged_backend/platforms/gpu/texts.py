@@ -1,4 +1,7 @@
-"""The texts of sequences on the device, from which it draws drafts while steps are in flight."""
+"""The texts of sequences on the device, from which it draws drafts while steps are in flight.
+
+A text is the prompt and the output of a sequence, and the prediction of its request.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from paged_kernels.text_drafts import Texts, draw_drafts, keep_tokens
+from paged_kernels.text_drafts import FIELDS, Texts, draw_drafts, keep_tokens
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.platforms.gpu.sampler import SampleRows
-from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.gpu.transfer import Arrival, Transfer
+from paged_backend.platforms.input_batch import Ints, Longs
 from paged_backend.values.options.scheduling import StepLimits
 from paged_backend.values.options.speculation import MAX_DRAFTS
 
 _WINDOW = 2**16  # tokens of a text that are kept, to look for matches in them
+_SLOT, _START = FIELDS.index("slot"), FIELDS.index("start")
 MAX_TOKENS = MAX_DRAFTS + 1
 """Tokens of a slice with drafts."""
 
@@ -46,36 +51,58 @@ class DeviceTexts:
         kept = 2 * MAX_TOKENS if limits.match_lengths is None else _WINDOW
         self._width = 1 << (min(max_model_len, kept) - 1).bit_length()
         tokens = torch.zeros(num_rows, self._width, dtype=torch.int32, device=device)
-        self._texts = Texts(tokens, last_tokens, num_wrong)
+        begins, num_predicted = torch.zeros_like(last_tokens), torch.zeros_like(last_tokens)
+        self._texts = Texts(tokens, last_tokens, num_wrong, begins, num_predicted)
+        self._num_before: Ints = np.zeros(num_rows, np.int32)  # kept tokens of each prediction
         self._best = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device)
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
         """Send the texts of sequences that are sampled for the first time in these rows."""
+        arrays: dict[int, Ints] = {}  # predictions, which completions of a request share
         for row, spec in zip(rows, samples, strict=True):
             start = max(spec.position - self._width, 0)
             newest = np.array(spec.token_ids[start : spec.position], np.int32)
             if len(newest) == self._width:  # the oldest token may be at any place
                 newest = np.roll(newest, spec.position)
             self._texts.tokens[row, : len(newest)] = self._transfer.send(newest)
+            token_ids = spec.predicted_token_ids
+            if id(token_ids) not in arrays:
+                arrays[id(token_ids)] = np.array(token_ids[-self._width :], np.int32)
+            self._predict(row, arrays[id(token_ids)], self._width - len(newest))
+
+    def _predict(self, row: int, token_ids: Ints, room: int) -> None:
+        """Send the newest tokens of a prediction that there is room for, before the text."""
+        kept = token_ids[max(len(token_ids) - room, 0) :]
+        if len(kept):
+            self._texts.tokens[row, self._width - len(kept) :] = self._transfer.send(kept)
+        if len(kept) != self._num_before[row]:
+            self._num_before[row] = len(kept)
+            self._texts.begins[row] = -len(kept)
 
     @property
     def draws(self) -> bool:
         """Whether the options ask for drafts from texts."""
         return self._match_lengths is not None
 
-    def draw(self, slices: Tensor, length: int, input_ids: Tensor) -> None:
+    def draw(self, slices: Ints, sent: Tensor, input_ids: Tensor) -> None:
         """Draw the drafts of slices from texts.
 
         Args:
             slices: [num_slices, 10] int32, see `move_back`.
-            length: a number of tokens that no text exceeds.
+            sent: the same on the device.
             input_ids: [num_tokens] int64, tokens of the step; changed.
         """
         assert self._match_lengths is not None
+        length = int((slices[:, _START] + 1 + self._num_before[slices[:, _SLOT]]).max())
         draw_drafts(
-            *(slices, MAX_TOKENS, length, self._texts, self._best, input_ids),
+            *(sent, MAX_TOKENS, length, self._texts, self._best, input_ids),
             *self._match_lengths,
         )
+
+    def receive_num_predicted(self, rows: Longs) -> Arrival:
+        """Start to copy the numbers of drafts of the prediction that were drawn last in rows."""
+        chosen = self._texts.num_predicted.index_select(0, self._transfer.send(rows))
+        return self._transfer.receive(chosen)
 
     def read(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Return tokens [n, m] int32 of the texts.

@@ -90,6 +90,7 @@ class SimulatedStep(LaunchedStep):
     device: SimulatedDevice
     end_s: float
     token_ids: list[list[int]]  # tokens of each sequence that samples
+    num_predicted: dict[int, int]  # see ModelRunnerOutput
 
     def sample(self, masks: TokenMasks | None = None) -> SimulatedStep:
         """Return the tokens to wait for; sampling takes no time."""
@@ -98,7 +99,7 @@ class SimulatedStep(LaunchedStep):
     def result(self) -> ModelRunnerOutput:
         """Sleep until the step is over."""
         self.device.wait(self.end_s)
-        return ModelRunnerOutput(self.token_ids)
+        return ModelRunnerOutput(self.token_ids, num_predicted=self.num_predicted)
 
 
 class SimulatedModelRunner:
@@ -166,7 +167,8 @@ class SimulatedModelRunner:
         end_s = self.device.launch()
         scheduled_batch = scheduled_batch.with_drafts(self._given)
         self._given = {}
-        return SimulatedStep(self.device, end_s, self._kept_token_ids(inputs, scheduled_batch))
+        token_ids = self._kept_token_ids(inputs, scheduled_batch)
+        return SimulatedStep(self.device, end_s, token_ids, self._texts.num_predicted)
 
     def _kept_token_ids(
         self, inputs: StepInputs, scheduled_batch: ScheduledBatch

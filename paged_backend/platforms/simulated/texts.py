@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
+from paged_backend.platforms.input_batch import Longs
 
 
 class SimulatedTexts:
@@ -21,6 +22,7 @@ class SimulatedTexts:
     def __init__(self, min_match: int, max_match: int) -> None:
         self._min_match, self._max_match = min_match, max_match
         self._texts: dict[int, list[int]] = {}  # by seq_id
+        self.num_predicted: dict[int, int] = {}  # see ModelRunnerOutput, of the last step
         self._num_wrong: dict[int, int] = {}  # drafts of the last step
 
     def release(self, seq_ids: Iterable[int]) -> None:
@@ -35,6 +37,7 @@ class SimulatedTexts:
 
     def complete(self, scheduled_batch: ScheduledBatch) -> ScheduledBatch:
         """Return a step as the device computes it, which knows the tokens of all earlier steps."""
+        self.num_predicted = {}
         scheduled = [self._completed(item) for item in scheduled_batch.scheduled]
         return replace(scheduled_batch, scheduled=scheduled)
 
@@ -55,17 +58,38 @@ class SimulatedTexts:
         return item.with_drafts(self._drafts(item)) if item.draws_drafts else item
 
     def _drafts(self, item: ScheduledSequence) -> list[int]:
-        """Return what followed the newest of the longest matches of the end of a text."""
+        """Return what followed the newest of the longest matches of the end of a text.
+
+        Matches in a prediction are newer than those in the text, which goes on after it.
+        """
         text = np.array(self._texts[item.seq_id])
+        predicted = np.array(item.samples[0].predicted_token_ids, np.int64)
         start = len(text) - 1  # without a match, the last token repeats
-        ends = np.arange(1, len(text))
-        for length in range(1, self._max_match + 1):
+        length, end = self._longest(text, text)
+        if end is not None:
+            start = end
+        of_predicted, end = self._longest(predicted, text)
+        if end is not None and of_predicted >= length:
+            start = end - len(predicted)
+            self.num_predicted[item.seq_id] = min(-start, item.num_draft_tokens)
+        texts = np.concatenate((predicted, text))
+        size = len(text) - start
+        places = len(predicted) + start + np.arange(item.num_draft_tokens) % size
+        drafts: list[int] = texts[places].tolist()
+        return drafts
+
+    def _longest(self, within: Longs, text: Longs) -> tuple[int, int | None]:
+        """Return the length of the longest match of the end of a text, and the newest such place.
+
+        The place is the number of tokens before the one that follows; None if nothing matches.
+        """
+        ends = np.arange(1, len(within))
+        longest, place = 0, None
+        for length in range(1, min(self._max_match, len(text)) + 1):
             ends = ends[ends >= length]
-            ends = ends[text[ends - length] == text[-min(length, len(text))]]
+            ends = ends[within[ends - length] == text[-length]]
             if not len(ends):
                 break
             if length >= self._min_match:
-                start = int(ends[-1])
-        places = start + np.arange(item.num_draft_tokens) % (len(text) - start)
-        drafts: list[int] = text[places].tolist()
-        return drafts
+                longest, place = length, int(ends[-1])
+        return longest, place
