@@ -47,11 +47,11 @@ class Drafting:
         running = self._sequences.running.values()
         if self._drafter is None or self._budget() == 0:
             return set()
-        waits_together = self._config.waits_together
-        if waits_together and self.draws_ahead and not any(map(_has_to_wait, running)):
+        waits_together, goes_ahead = self._config.waits_together, self._goes_ahead()
+        if waits_together and goes_ahead:
             return set()
         awaiting = self._drafter.awaits(
-            seq for seq in running if may_await_token(seq) or self.draws_ahead and may_go_ahead(seq)
+            seq for seq in running if may_await_token(seq) or goes_ahead and may_go_ahead(seq)
         )
         if waits_together:
             if awaiting or any(seq.num_draft_tokens > 0 for seq in running):
@@ -70,12 +70,12 @@ class Drafting:
         budget = self._budget()
         if self._drafter is None:
             return drafts
-        running = self._sequences.running.values()
+        goes_ahead = self._goes_ahead()
         decodes = [
             seq
-            for seq in running
+            for seq in self._sequences.running.values()
             if seq.num_uncomputed_tokens == 1
-            and (can_be_drafted(seq) or self.draws_ahead and may_go_ahead(seq))
+            and (can_be_drafted(seq) or goes_ahead and may_go_ahead(seq))
             and seq.seq_id not in awaiting
         ]
         proposed = self._drafter.propose(decodes, budget)
@@ -88,6 +88,12 @@ class Drafting:
                 drafts[seq.seq_id] = draft
                 budget -= len(draft.token_ids)
         return drafts
+
+    def _goes_ahead(self) -> bool:
+        """Return True if sequences with steps in flight may have drafts in this step."""
+        if not self.draws_ahead or not self._config.waits_together:
+            return self.draws_ahead
+        return not any(map(_has_to_wait, self._sequences.running.values()))
 
     def _budget(self) -> int:
         """Return the number of drafts that the step has room for."""

@@ -101,7 +101,8 @@ class LeadingWorker(Worker):
     def launch(self, output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
         """Start the forward pass of a step on all ranks.
 
-        All ranks draw the same drafts. No other rank knows the grammars, so the guide is ignored.
+        All ranks draw the same drafts. No other rank knows the grammars, so drafts have no masks.
+        If there is a guide, this rank waits for its drafts, as the masks of the step follow them.
 
         Raises:
             EngineDead: another rank has ended.
@@ -109,7 +110,15 @@ class LeadingWorker(Worker):
         message = encode(output)
         self._others.send_step(message)
         with self._others.reasons():
-            return _LeadingStep(self._others, message, super().launch(output))
+            unmasked = None if guide is None else _NoMasks()
+            return _LeadingStep(self._others, message, super().launch(output, unmasked))
+
+
+class _NoMasks(DraftGuide):
+    """Allows all drafts."""
+
+    def mask(self, seq_id: int, draft_token_ids: list[int]) -> None:
+        """Return None for each draft."""
 
 
 def _in_cluster_of_ray(config: EngineConfig, nodes: Nodes) -> Nodes:

@@ -91,8 +91,7 @@ def serve(socket: zmq.Socket[bytes], worker: Worker) -> NoReturn:
     adapters = None if worker.adapters is None else FollowingAdapters(worker.adapters)
     while True:
         if steps and (len(steps) > 1 or not socket.poll(0)):
-            step = steps.popleft()
-            socket.send(digest(step.output, step.masks, step.pending.result()))
+            _answer(socket, steps.popleft())
             continue
         output = _next_order(socket, adapters)
         order = decode_order(output)
@@ -101,8 +100,16 @@ def serve(socket: zmq.Socket[bytes], worker: Worker) -> NoReturn:
             adapters.follow(order)
             continue
         launched = worker.launch(order)
+        # The first rank may have to know the tokens of the step before, to compute masks.
+        while steps and not socket.poll(0):
+            _answer(socket, steps.popleft())
         masks = socket.recv()
         steps.append(_Step(output, masks, launched.sample(decode_masks(masks))))
+
+
+def _answer(socket: zmq.Socket[bytes], step: _Step) -> None:
+    """Wait for a step, and send its digest."""
+    socket.send(digest(step.output, step.masks, step.pending.result()))
 
 
 def _next_order(socket: zmq.Socket[bytes], adapters: FollowingAdapters | None) -> bytes:

@@ -192,8 +192,8 @@ class DraftingRunner:
             launched = _Pass(rows, number, tokens)
             # The rows of later passes read guessed hidden states, so they are computed again.
             for row in rows if self._hidden is None or number == 0 else ():
-                end = row.start + len(row.token_ids) - row.max_move
-                self._slots.add(row.block_ids, row.start - row.max_move, end)
+                first = row.start - row.max_move  # or later
+                self._slots.add(row.block_ids, first, first + len(row.token_ids))
             if chaining is None:
                 _receive(launched, drawn)
                 _tell_samples(launched, drawn)
@@ -274,9 +274,10 @@ class DraftingRunner:
             earlier: what the last passes have left.
         """
         if item.max_move:
-            # The step in flight has drafts, so the draft model has computed all tokens before them.
-            # If all of them are right, it lacks the last one. An MTP layer has computed them from
-            # guessed hidden states, so it computes as many tokens as may be right.
+            # The step in flight has drafts. Drafts that were not drawn do not count, so the draft
+            # model has computed all tokens before them. If all are right, it lacks the last one. An
+            # MTP layer has computed them from guessed hidden states, so it computes as many tokens
+            # as may be right.
             return end - (2 if self._hidden is None else item.max_move + 1)
         num_known = min(earlier.num_tokens, earlier.num_blocks * self._block_size)
         return self._slots.number(table, item.start, num_known)

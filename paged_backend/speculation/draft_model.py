@@ -88,9 +88,6 @@ class ModelDrafter(Drafter):
             return {}
         self._learn()
         numbers = self._rule.numbers(self._candidates(decodes), len(decodes), budget)
-        for seq_id in numbers:
-            item = self._guessed[seq_id]
-            item.num_drafted = item.seq.num_known_tokens
         return {seq_id: Draft([PLACEHOLDER] * number) for seq_id, number in numbers.items()}
 
     def _is_resting(self) -> bool:
@@ -108,6 +105,10 @@ class ModelDrafter(Drafter):
     def take_drafts(self, drawn: DrawnDrafts) -> None:
         """Keep the drafts until the step returns."""
         self._drawn.append(drawn)
+        for seq_id, token_ids in drawn.token_ids.items():
+            if token_ids:
+                item = self._guessed[seq_id]
+                item.num_drafted = item.seq.num_known_tokens
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Record the drafts of a step that returns, and its duration without parts of prompts."""

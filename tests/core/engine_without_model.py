@@ -407,6 +407,8 @@ class EngineWithoutModel:
         for seq_id in plan.freed_seq_ids:  # a device forgets what gave up its blocks
             for of_sequence in (self.last_token, self.num_wrong, self.texts):
                 of_sequence.pop(seq_id, None)
+        if self.draws_fewer:
+            self._check_waiting([item for item in plan.scheduled if item.draws_drafts])
         scheduled, drawn = [], {}
         for item in plan.scheduled:
             if item.max_move:
@@ -422,6 +424,12 @@ class EngineWithoutModel:
             self.scheduler.take_drafts(DrawnDrafts(drawn, []))
             self.scheduler.check_invariants()
         return replace(plan, scheduled=scheduled)
+
+    def _check_waiting(self, drafted: list[ScheduledSequence]) -> None:
+        """The host masks drafts one after another, so all tokens before them are known then."""
+        running = self.scheduler.sequences.running
+        if any(running[item.seq_id].grammar is not None for item in drafted):
+            assert all(PLACEHOLDER not in item.token_ids[:1] for item in drafted)
 
     def _drawn(self, text: list[int], item: ScheduledSequence) -> list[int]:
         """Drafts of a sequence, of which one half is wrong from a random place on."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from free_drafts import make_drafts_free
 from oracle import EOS, make_engine
 
 from paged_backend.core.grammar_budget import StepTime
@@ -70,9 +71,9 @@ ASKED: list[tuple[dict[str, object] | None, dict[str, object]]] = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with random weights, and a tokenizer whose words are mostly single bytes."""
-    folder: Path = tmp_path_factory.mktemp("smollm")
+    folder: Path = tmp_path_factory.mktemp("llama3")
     make_checkpoint(
-        "smollm", folder, num_hidden_layers=1, intermediate_size=40, vocab_size=VOCAB_SIZE
+        "llama3", folder, num_hidden_layers=1, intermediate_size=40, vocab_size=VOCAB_SIZE
     )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -174,6 +175,27 @@ def test_constrained_answers_equal_those_of_the_cpu(folder, expected, monkeypatc
         confirm_logprobs(answer.prompt_logprobs, expected[key].prompt_logprobs)
     assert (engine.stats().num_draft_tokens > 0) == (steps == "drafted")
     assert set(replayed) == ({StepShape.decodes(4)} if steps == "padded" else set())
+
+
+# Another rank's process does not have the fast interpreter of these tests.
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_draft_model_and_constrained_answers(folder, expected, monkeypatch, num_ranks):
+    """Other ranks do not know the grammars; the first one waits for drafts that masks follow."""
+    num_gpus = torch.cuda.device_count()
+    if num_gpus == 1 < num_ranks:
+        pytest.skip("one GPU is not enough for two ranks")
+    make_drafts_free(monkeypatch)
+    draft = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3}
+    options = {"enforce_eager": True, "tensor_parallel_size": num_ranks}
+    engine = constrained_engine(
+        folder, "cuda" if num_gpus else "cpu", speculative_config=draft, **options
+    )
+    assert engine.executor.info.step_limits.async_scheduling
+    found = answers(engine)
+    assert found.keys() == expected.keys()
+    for key, answer in found.items():
+        assert (answer.tokens, answer.reason) == (expected[key].tokens, expected[key].reason)
+    assert engine.stats().num_draft_tokens > 40
 
 
 def replace_graphs(runner: GpuModelRunner, replayed: list[StepShape]) -> None:

@@ -104,13 +104,13 @@ class DeviceSampler:
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
         """Send the parameters of sequences that are sampled for the first time in these rows.
 
-        Tokens are not counted if the last one is not known; `follow` counts them.
+        Tokens are not counted if some are not known; `follow` copies the counts then.
         """
         if not rows:
             return
         self._rows.replace(rows, np.array([self._packed(spec) for spec in samples], self._record))
         for row, spec in zip(rows, samples, strict=True):
-            if spec.params.penalized and spec.token_ids[spec.position - 1] != PLACEHOLDER:
+            if spec.params.penalized and PLACEHOLDER not in spec.context:
                 self._counts[row] = self._transfer.send(self._count(spec))
 
     def follow(self, main: DeviceSampler, of_main: Tensor, rows: Tensor) -> None:

@@ -40,8 +40,8 @@ class StepSampler:
 
     Attributes:
         num_wrong: [max_num_seqs + 1] int32, by how many tokens the slices of a row move back.
-        texts: the texts of sequences; None without any. They say what `num_wrong` is; without them,
-            `follow` does.
+        texts: the texts of sequences; None without any. They set `num_wrong`. For a draft model,
+            `follow` sets it, and there are no texts.
     """
 
     def __init__(
