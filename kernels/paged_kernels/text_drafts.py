@@ -118,7 +118,7 @@ def _find_kernel(
         is_equal &= earlier == tail
         match += is_equal.to(tl.int32)
         place += 1
-    # Of the longest matches, the newest one of the prediction is best, or the newest one.
+    # Of the longest matches, those in the prediction are best, and among these the newest one.
     places = tl.where(ends < 0, _PREDICTED + ends - begin, ends)
     keys = tl.where(match >= min_match, (match.to(tl.int64) << 32) | places.to(tl.int64), 0)
     best = tl.max(keys, axis=0)
