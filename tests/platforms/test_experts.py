@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numba
+import numpy as np
 import pytest
 import torch
 from paged_kernels.reference import choose_experts as reference
@@ -30,6 +32,7 @@ from paged_backend.platforms.cpu.arena import Arena
 from paged_backend.platforms.cpu.bf16_kernels import MANY_ROWS
 from paged_backend.platforms.cpu.graphs import capture
 from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
+from paged_backend.platforms.cpu.scored_experts import weigh_all
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.platforms.portable import layers as torch_layers
 from paged_backend.platforms.portable.experts import swiglu
@@ -370,3 +373,20 @@ def test_of_equal_logits_the_lowest_id_comes_first(functions: Any) -> None:
     logits[2, [3, 9]] = 1.0
     ids, _ = functions.choose_experts(logits, Routing(3))
     assert ids.tolist() == [[0, 1, 2], [5, 6, 7], [3, 9, 0]]
+
+
+@numba.njit  # type: ignore[untyped-decorator]  # numba has no types
+def _weigh_at(numbers: Any, place: int, count: int) -> None:
+    weigh_all(numbers[:count], numbers[place : place + count], 0)
+
+
+def test_weights_do_not_depend_on_where_they_are_in_memory() -> None:
+    """The compiler makes another version of a loop for arrays that are close together."""
+    logits = torch.randn(40, 40, generator=torch.Generator().manual_seed(0)).numpy()
+    for row in logits:
+        found = set()
+        for place in range(40, 240):
+            numbers = np.concatenate((row, np.zeros(240, np.float32)))
+            _weigh_at(numbers, place, 40)
+            found.add(numbers[place : place + 40].tobytes())
+        assert len(found) == 1

@@ -59,7 +59,7 @@ def take_largest(numbers: Any, taken: Any) -> Any:
 
 
 @device_function
-def _weigh_all(logits: Any, weights: Any, is_sigmoid: int) -> None:
+def weigh_all(logits: Any, weights: Any, is_sigmoid: int) -> None:
     """Compute the weight that each expert would have."""
     if is_sigmoid:
         for i in range(len(logits)):
@@ -70,6 +70,9 @@ def _weigh_all(logits: Any, weights: Any, is_sigmoid: int) -> None:
         largest = max(largest, logits[i])
     for i in range(len(logits)):
         weights[i] = exp(logits[i] - largest)
+    # A loop of its own: the compiler makes two versions of a loop that also stores, for arrays that
+    # are close together and for others, and adds in another order in each.
+    for i in range(len(logits)):
         total += weights[i]
     for i in range(len(logits)):
         weights[i] /= total
@@ -117,7 +120,7 @@ def _choose_by_score_of_rows(arguments: Any) -> None:
     start, end = claim_rows(arguments, rows)
     while start < end:
         for row in range(start, end):
-            _weigh_all(all_logits[row], all_weights, is_sigmoid)
+            weigh_all(all_logits[row], all_weights, is_sigmoid)
             scores[:] = all_weights
             if bias_at != 0:
                 bias = floats(bias_at, num_experts)
