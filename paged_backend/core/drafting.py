@@ -41,12 +41,14 @@ class Drafting:
         self._config, self._kv, self._sequences = config, kv, sequences
         self._drafter = drafter
         self.draws_ahead = drafter is not None and config.draws_ahead
+        # Whether the device looks for drafts in predictions; a draft model does not.
+        self.sends_predictions = self.draws_ahead and not config.waits_together
 
     def awaiting(self) -> set[int]:
         """Return the sequences that wait for tokens in flight, so that they can be drafted for."""
-        running = self._sequences.running.values()
         if self._drafter is None or self._budget() == 0:
             return set()
+        running = self._sequences.running.values()
         waits_together, goes_ahead = self._config.waits_together, self._goes_ahead()
         if waits_together and goes_ahead:
             return set()

@@ -162,7 +162,7 @@ class Scheduler:
         step = StepBuilder(
             self.config.max_num_batched_tokens,
             self._decodes,
-            sends_predictions=self._drafting.draws_ahead and not self.config.waits_together,
+            sends_predictions=self._drafting.sends_predictions,
         )
         if self.kv.states is not None:
             self.kv.states.num_started = len(self.sequences.started)

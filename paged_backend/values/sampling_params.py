@@ -214,7 +214,7 @@ class SamplingParams:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether a word of several bad tokens has to be looked for in the output."""
+        """True if a bad word has several tokens, so that the output is searched for it."""
         return any(len(word) > 1 for word in self.bad_words_token_ids)
 
     def named_token_ids(self) -> Iterator[tuple[str, int]]:

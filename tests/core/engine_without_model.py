@@ -415,7 +415,9 @@ class EngineWithoutModel:
                 assert 0 <= self.num_wrong[item.seq_id] <= item.max_move
                 item = item.moved_back(self.num_wrong[item.seq_id])
             if item.draws_drafts:
-                text = self.texts.setdefault(item.seq_id, item.samples[0].context)
+                if item.token_ids[0] != PLACEHOLDER:  # forced and resumed tokens were not sampled
+                    self.texts[item.seq_id] = item.samples[0].context
+                text = self.texts[item.seq_id]
                 assert len(text) == item.start + 1
                 drawn[item.seq_id] = drafts = self._drawn(text, item)
                 item = item.with_drafts(drafts)

@@ -70,8 +70,8 @@ def weigh_all(logits: Any, weights: Any, is_sigmoid: int) -> None:
         largest = max(largest, logits[i])
     for i in range(len(logits)):
         weights[i] = exp(logits[i] - largest)
-    # A loop of its own: the compiler makes two versions of a loop that also stores, for arrays that
-    # are close together and for others, and adds in another order in each.
+    # This loop is separate, because the compiler makes two versions of a loop that also stores. It
+    # runs one of them if the arrays are close together, which adds in another order.
     for i in range(len(logits)):
         total += weights[i]
     for i in range(len(logits)):

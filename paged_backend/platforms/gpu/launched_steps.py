@@ -18,7 +18,7 @@ from paged_backend.sampling.logprobs import split_by_prompt
 
 @dataclass(frozen=True, slots=True)
 class PredictedDrafts:
-    """How many of the drafts that the device draws for sequences are from their predictions."""
+    """The number of drafts of each sequence that the device has taken from its prediction."""
 
     seq_ids: list[int]
     numbers: Arrival

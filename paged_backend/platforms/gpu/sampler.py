@@ -110,7 +110,7 @@ class DeviceSampler:
             return
         self._rows.replace(rows, np.array([self._packed(spec) for spec in samples], self._record))
         for row, spec in zip(rows, samples, strict=True):
-            if spec.params.penalized and PLACEHOLDER not in spec.context:
+            if spec.params.penalized and _is_known(spec):
                 self._counts[row] = self._transfer.send(self._count(spec))
 
     def follow(self, main: DeviceSampler, of_main: Tensor, rows: Tensor) -> None:
@@ -190,6 +190,11 @@ class DeviceSampler:
         counts = 2 * np.bincount(output, minlength=self._vocab_size).astype(np.int32)
         counts[prompt] |= 1
         return counts
+
+
+def _is_known(spec: SampleSpec) -> bool:
+    """Return True if no token before a sample is a placeholder; the last one usually tells."""
+    return spec.token_ids[spec.position - 1] != PLACEHOLDER and PLACEHOLDER not in spec.context
 
 
 def _min_position(spec: SampleSpec) -> int:

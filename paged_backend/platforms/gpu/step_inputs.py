@@ -187,7 +187,7 @@ class DeviceInputs:
             inputs: the step.
             shape: the shape that it was sent with.
             num_wrong: [max_num_seqs + 1] int32, by how many tokens the slices of a row move back.
-            texts: draw the drafts, unless a draft model has; None if there are no texts.
+            texts: the texts that drafts are drawn from; None without any.
         """
         ahead = inputs.batch.ahead
         moves = bool(ahead[:, _MOVES - 1].any())

@@ -40,8 +40,8 @@ class StepSampler:
 
     Attributes:
         num_wrong: [max_num_seqs + 1] int32, by how many tokens the slices of a row move back.
-        texts: the texts of sequences; None without any. They set `num_wrong`. For a draft model,
-            `follow` sets it, and there are no texts.
+        texts: the texts of sequences, which set `num_wrong`; None for a draft model, where `follow`
+            sets it, and for steps that are not scheduled ahead.
     """
 
     def __init__(
@@ -233,7 +233,8 @@ class StepSampler:
         """
         if self._penalized:
             for item in items:
-                if len(item.token_ids) - item.num_draft_tokens > 1:
+                is_longer = len(item.token_ids) - item.num_draft_tokens > 1
+                if is_longer and item.seq_id in self._penalized:
                     self._sampled.discard(item.seq_id)
 
     def _change_and_sample(

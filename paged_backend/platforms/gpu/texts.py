@@ -81,7 +81,7 @@ class DeviceTexts:
 
     @property
     def draws(self) -> bool:
-        """Whether the options ask for drafts from texts."""
+        """True if drafts are drawn from texts, and False if a draft model draws them."""
         return self._match_lengths is not None
 
     def draw(self, slices: Ints, sent: Tensor, input_ids: Tensor) -> None:
