@@ -24,6 +24,9 @@ class Draft(NamedTuple):
 
     token_ids: list[int]
     is_predicted: bool = False  # they come from the prediction of the request
+    # A text in which the device also looks for the drafts that it draws, such as an earlier answer.
+    # The worker gets it once, so it should be the same object as long as it does not change.
+    reference: list[int] = []
 
     def first(self, number: int) -> Draft:
         """Return the draft with at most ``number`` tokens."""
@@ -57,7 +60,8 @@ class Drafter(Protocol):
         Returns:
             A draft for each ``seq_id``; sequences without guesses may be missing. The worker
             draws the tokens that are placeholders (``PLACEHOLDER``): its draft model does, or the
-            device from the sequence's own text. Drafts after placeholders are placeholders.
+            device from the sequence's own text, the prediction of its request, and the newest
+            reference. Drafts after placeholders are placeholders.
         """
         ...
 

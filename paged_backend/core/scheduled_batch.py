@@ -84,6 +84,7 @@ class ScheduledSequence(NamedTuple):
     # Number of drafts in flight before the slice. The device moves the slice back by the number of
     # wrong ones.
     max_move: int = 0
+    reference_token_ids: Sequence[int] = ()  # see Slice
 
     @property
     def draws_drafts(self) -> bool:

@@ -50,6 +50,9 @@ class Slice(NamedTuple):
     draft_token_ids: list[int]
     sample_seq_ids: list[int]  # sequences that sample a token after the slice's last one
     num_prompt_logprobs: int | None  # top tokens for each prompt logprob; None for none
+    # If not empty, a text that takes the place of the reference or the prediction of the sequence;
+    # see Draft.
+    reference_token_ids: list[int] = []
 
 
 class ContinuedDecodes(NamedTuple):

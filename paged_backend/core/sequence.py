@@ -62,7 +62,8 @@ class Sequence:
         "grammar", "index", "max_num_tokens", "num_cached_tokens",
         "num_candidates", "num_charged_tokens", "num_computed_tokens", "num_draft_tokens",
         "num_output_placeholders", "num_prompt_tokens", "num_sent_blocks", "num_sent_tokens",
-        "prompt_logprobs", "queued_s", "request", "seed", "seq_id", "states", "status", "token_ids",
+        "prompt_logprobs", "queued_s", "request", "seed", "sent_reference", "seq_id",
+        "states", "status", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +110,7 @@ class Sequence:
         # What the worker was told; 0 tokens if it does not know the sequence.
         self.num_sent_tokens = 0
         self.num_sent_blocks = 0
+        self.sent_reference: list[int] = []  # see Draft
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []  # hashes of full blocks, as far as they were needed
         # States by position; the last one is that of the computed tokens. See StateSlots.

@@ -132,8 +132,8 @@ class StepBuilder:
                 first = seq.num_computed_tokens // layout.block_size * layout.num_groups
                 seq.num_sent_blocks = min(seq.num_sent_blocks, first)
                 block_copies += copies
-            drafts = self.drafts.get(seq.seq_id, NO_DRAFT).token_ids
-            slices.append(_slice(seq, num_tokens, drafts, sample_seq_ids))
+            draft = self.drafts.get(seq.seq_id, NO_DRAFT)
+            slices.append(_slice(seq, num_tokens, draft, sample_seq_ids))
         continued = self._continue()
         num_decodes = self._num_decodes(slices)
         new_decodes = [seq for seq, _ in islice(self.slices(), num_decodes)]
@@ -151,6 +151,7 @@ class StepBuilder:
     def _introduce(self, seq: Sequence) -> NewSequence:
         """Tell the worker about a sequence that it does not know."""
         seq.num_sent_tokens, seq.num_sent_blocks = seq.num_known_tokens, 0
+        seq.sent_reference = []
         request = seq.request
         return NewSequence(
             seq.seq_id,
@@ -214,21 +215,25 @@ def _may_continue(seq: Sequence, item: Slice) -> bool:
     )
 
 
-def _slice(seq: Sequence, num_tokens: int, drafts: list[int], sample_seq_ids: list[int]) -> Slice:
-    """Return the next slice of a sequence, with the tokens and blocks that the worker lacks."""
+def _slice(seq: Sequence, num_tokens: int, draft: Draft, sample_seq_ids: list[int]) -> Slice:
+    """Return the next slice of a sequence, with what the worker lacks of it."""
     num_tokens_before, num_blocks_before = seq.num_sent_tokens, seq.num_sent_blocks
     seq.num_sent_tokens, seq.num_sent_blocks = seq.num_known_tokens, len(seq.block_ids)
     wants_logprobs = seq.wants_prompt_logprobs
+    reference: list[int] = []
+    if draft.reference is not seq.sent_reference and draft.reference:
+        reference = seq.sent_reference = draft.reference
     return Slice(
         seq.seq_id,
         seq.num_computed_tokens,
-        num_tokens + len(drafts),
+        num_tokens + len(draft.token_ids),
         seq.token_ids[num_tokens_before : seq.num_sent_tokens],
         num_blocks_before,
         seq.block_ids[num_blocks_before:],
-        drafts,
+        draft.token_ids,
         sample_seq_ids,
         (seq.request.params.prompt_logprobs or 0) if wants_logprobs else None,
+        reference,
     )
 
 

@@ -88,6 +88,7 @@ class WorkerState:
             len(item.draft_token_ids),
             adapter=state.new.adapter,
             max_move=max(0, start - state.num_known),
+            reference_token_ids=item.reference_token_ids,
         )
 
 

@@ -30,6 +30,7 @@ from paged_backend.speculation.acceptance import (
 )
 from paged_backend.speculation.answers import Answers
 from paged_backend.speculation.drawn_drafts import DrawnAcceptance, DrawnDrafts
+from paged_backend.speculation.references import Reference, choose_place
 from paged_backend.speculation.step_costs import NUM_COLD, StepCosts
 from paged_backend.speculation.token_index import Match, TokenIndex
 from paged_backend.values.options.speculation import MAX_DRAFTS, SpeculativeConfig
@@ -38,6 +39,8 @@ _WINDOW = 2**16  # tokens of a sequence that are searched, which take a MiB
 _MAX_READ = 2**12  # tokens that a step adds to indexes, so that a long text delays nobody
 # If only drafts that are likelier than this pay, nothing is searched: they would give 5% at most.
 _HOPELESS = 0.95
+# Tokens of an earlier answer that the device gets at once, and those that a step sends it at most.
+_MAX_REFERENCE, _MAX_SENT = 2**9, 2**12
 # A text is searched less often while its guesses are wrong: after each `_PATIENCE` of them, a step
 # more is left out, up to `_MAX_PAUSE`, or up to as many as leave about `_SEARCHES` in each step.
 _PATIENCE, _MAX_PAUSE, _SEARCHES = 4, 3, 8
@@ -50,8 +53,9 @@ class _Guess(NamedTuple):
     draft: Draft
     evidence: list[Evidence]  # one entry for each token of the draft
     place: int  # number of tokens of the sequence before the guess
-    # The device has the text that it comes from: that of the sequence itself, or the prediction.
+    # The device has the text that it comes from, or gets it with the drafts.
     is_on_device: bool
+    reference: list[int] = []  # the text that it gets; see Draft
 
 
 class _Source:
@@ -96,6 +100,7 @@ class _Text:
     acceptance: Acceptance
     drawn: DrawnDrafts
     guess: _Guess | None = None  # the newest one, whether or not a step has verified it
+    reference: Reference | None = None  # the newest one
     num_failures: int = 0  # searches since the last right guess
     pause: int = 0  # number of steps until the next search
 
@@ -134,7 +139,7 @@ class _Text:
         if self.seq.num_output_placeholders == 0:
             return self.guess.draft.first(number)
         self.drawn.plan(self.seq.num_computed_tokens, self._certainty())
-        return Draft([PLACEHOLDER] * number)
+        return Draft([PLACEHOLDER] * number, reference=self.guess.reference)
 
     def _certainty(self) -> float:
         """Return the chance that all tokens in flight are as guessed."""
@@ -166,9 +171,9 @@ class _Text:
 class LookupDrafter(Drafter):
     """See :class:`~paged_backend.core.drafter.Drafter`.
 
-    Where the device draws drafts, it looks up the text of the sequence itself and the prediction.
-    This drafter then guesses only how many tokens it should verify, from the text before the steps
-    in flight.
+    Where the device draws drafts, it looks up the text of the sequence itself, the prediction, and
+    the part of an earlier answer that this drafter sends it. This drafter then guesses only how
+    many tokens it should verify, from the text before the steps in flight.
 
     Args:
         config: the lengths of matches and guesses.
@@ -196,6 +201,7 @@ class LookupDrafter(Drafter):
         # and the texts of those that may be drafted for, by seq_id.
         self._num_ahead = 0
         self._searched: dict[int, _Text] = {}
+        self._num_to_send = _MAX_SENT  # tokens of references, in this step
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Record the duration of a step, unless it computed parts of prompts or was cold."""
@@ -215,6 +221,7 @@ class LookupDrafter(Drafter):
         decodes = list(sequences)
         texts = [self._text(seq) for seq in decodes if seq.request.speculate]
         searched, self._searched = self._searched, {}
+        self._num_to_send = _MAX_SENT
         self._let_go()
         to_read = _MAX_READ - self._answers.read(_MAX_READ)
         if budget <= 0 or self._costs.chance_needed(len(decodes)) > _HOPELESS:
@@ -328,7 +335,36 @@ class LookupDrafter(Drafter):
             for place, ((_, support), is_steady) in enumerate(zip(tokens, steady, strict=True))
         ]
         draft = Draft(token_ids, is_predicted=index is predicted)
-        return _Guess(draft, evidence, end, is_on_device=index is own or draft.is_predicted)
+        if index is own or draft.is_predicted:
+            return _Guess(draft, evidence, end, is_on_device=True)
+        reference = self._refer(text, index, match, token_ids)
+        return _Guess(draft, evidence, end, is_on_device=bool(reference), reference=reference)
+
+    def _refer(self, text: _Text, index: TokenIndex, match: Match, guess: list[int]) -> list[int]:
+        """Return the part of an earlier answer in which the device finds drafts.
+
+        It is empty if no tokens are in flight, so that the guess is the draft, or if the device has
+        no room for it. A prediction keeps its place.
+
+        Args:
+            text: the text that matches.
+            index: the earlier answers.
+            match: the places in them that the guess comes from.
+            guess: the tokens that are likely to follow.
+        """
+        seq, held = text.seq, text.reference
+        if text.predicted is not None or not self._is_drawn_ahead(seq):
+            return []
+        place, number = choose_place(index, match, guess)
+        if held is not None and held.answers is index and held.has(place, match, number):
+            return held.token_ids
+        room = _WINDOW - seq.num_tokens - self._max_match
+        room = min(room, seq.max_num_tokens - seq.num_known_tokens, _MAX_REFERENCE)
+        if room < number or room > self._num_to_send:
+            return []
+        text.reference = Reference.around(index, place, self._max_match, room)
+        self._num_to_send -= room
+        return text.reference.token_ids
 
     def _following(
         self, index: TokenIndex, match: Match, number: int, repeats: bool

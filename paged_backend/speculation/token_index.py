@@ -113,6 +113,22 @@ class TokenIndex:
         found = self._slice(end, min(end + count, self._num_tokens))
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
 
+    def around(self, end: int, before: int, after: int) -> tuple[int, list[int]]:
+        """Return the tokens around a place that are in the same text.
+
+        Args:
+            end: the place.
+            before: number of tokens before it at most.
+            after: number of tokens after it at most.
+
+        Returns:
+            The place of the first token, and the tokens.
+        """
+        earlier = self._slice(max(end - before, self._oldest), end)
+        if SEPARATOR in earlier:
+            earlier = earlier[len(earlier) - earlier[::-1].index(SEPARATOR) :]
+        return end - len(earlier), earlier + self.following(end, after)
+
     @property
     def _oldest(self) -> int:
         return max(self._num_tokens - self._mask - 1, self._first)

@@ -216,16 +216,28 @@ class RandomDrafter(PrecomputedDrafter):
 
 
 class AheadDrafter(RandomDrafter):
-    """Also asks the device for drafts of sequences with steps in flight."""
+    """Also asks the device for drafts of sequences with steps in flight, with references."""
 
     draws_ahead = True
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.references: dict[int, list[int]] = {}  # the newest ones, by seq_id
+        self.num_references = 0
 
     def propose(self, sequences, budget):
         sequences = list(sequences)
         ahead = [seq for seq in sequences if seq.num_output_placeholders]
         drafts = super().propose((seq for seq in sequences if seq not in ahead), budget)
+        for seq in ahead:
+            if self._random.random() < 0.3:
+                self.num_references += 1
+                self.references[seq.seq_id] = [self.num_references]
         number = self._random.randrange(9)
-        return drafts | {seq.seq_id: Draft([PLACEHOLDER] * number) for seq in ahead}
+        return drafts | {
+            seq.seq_id: Draft([PLACEHOLDER] * number, reference=self.references.get(seq.seq_id, []))
+            for seq in ahead
+        }
 
     def awaits(self, sequences):
         return {seq.seq_id for seq in sequences if self._random.random() < 0.2}
@@ -338,11 +350,13 @@ class EngineWithoutModel:
         self.depth = int(async_scheduling)
         self.results: deque[ModelRunnerOutput] = deque()
         # What a device keeps, by seq_id: the token that was sampled last, the wrong drafts of the
-        # last step, and the whole text.
+        # last step, the whole text, and the reference.
         self.last_token: dict[int, int] = {}
         self.num_wrong: dict[int, int] = {}
         self.texts: dict[int, list[int]] = {}
         self.random = random.Random(0)
+        self.references: dict[int, list[int]] = {}
+        self.drafter = drafter
         self.draws_fewer = isinstance(drafter, WorkerDrafter)
         self.num_drawn = 0  # drafts that the device has drawn
         self.states = {ZERO_SLOT: []}  # the tokens that each slot stands for
@@ -405,7 +419,7 @@ class EngineWithoutModel:
     def _on_device(self, plan: ScheduledBatch) -> ScheduledBatch:
         """The step as the device computes it, which knows the tokens of all steps before it."""
         for seq_id in plan.freed_seq_ids:  # a device forgets what gave up its blocks
-            for of_sequence in (self.last_token, self.num_wrong, self.texts):
+            for of_sequence in (self.last_token, self.num_wrong, self.texts, self.references):
                 of_sequence.pop(seq_id, None)
         if self.draws_fewer:
             self._check_waiting([item for item in plan.scheduled if item.draws_drafts])
@@ -414,7 +428,12 @@ class EngineWithoutModel:
             if item.max_move:
                 assert 0 <= self.num_wrong[item.seq_id] <= item.max_move
                 item = item.moved_back(self.num_wrong[item.seq_id])
-            if item.draws_drafts:
+            if item.reference_token_ids:
+                assert self.references.get(item.seq_id) != item.reference_token_ids, "sent twice"
+                self.references[item.seq_id] = item.reference_token_ids
+            if item.draws_drafts and isinstance(self.drafter, AheadDrafter):
+                wanted = self.drafter.references.get(item.seq_id)
+                assert self.references.get(item.seq_id) == wanted, "the device has another one"
                 if item.token_ids[0] != PLACEHOLDER:  # forced and resumed tokens were not sampled
                     self.texts[item.seq_id] = item.samples[0].context
                 text = self.texts[item.seq_id]

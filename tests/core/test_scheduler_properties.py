@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from paged_backend.core.drafter import Draft
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
+from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.speculation import SpeculativeConfig
@@ -360,6 +361,27 @@ def test_right_drafts_after_the_end_do_not_count():
     assert len(engine.tokens["r", 0]) == stats.num_generation_tokens
     # The first token is not a draft, and neither is the one after a step with right drafts only.
     assert stats.num_accepted_tokens == len(engine.tokens["r", 0]) - 1 < 9
+
+
+def test_the_worker_gets_a_reference_once_and_again_after_a_preemption():
+    class Steady(AheadDrafter):
+        def propose(self, sequences, budget):
+            ahead = [seq.seq_id for seq in sequences if seq.num_output_placeholders]
+            self.references |= {seq_id: [7] for seq_id in ahead if seq_id not in self.references}
+            return {
+                seq_id: Draft([PLACEHOLDER], reference=self.references[seq_id]) for seq_id in ahead
+            }
+
+    engine = EngineWithoutModel(drafter=Steady(0), async_scheduling=True)
+    engine.add(make_request("r", range(1, 9), max_tokens=40, ignore_eos=True))
+    for _ in range(8):
+        engine.step()
+    (seq,) = engine.scheduler.sequences.running.values()
+    engine.scheduler.sequences.preempt(seq)
+    engine.run()
+    items = [item for plan in engine.plans for item in plan.scheduled]
+    assert sum(bool(item.reference_token_ids) for item in items) == 2
+    assert sum(item.draws_drafts for item in items) > 10
 
 
 def test_a_draft_that_finds_no_blocks_preempts_nobody():

@@ -210,6 +210,43 @@ def test_the_device_draws_drafts_from_predictions(
     assert sum(each.num_predicted_accepted for each in counts.values()) > 8
 
 
+class GivesReferences(AsksForMany):
+    """Lets the device draw drafts from references: first from wrong ones, then from right ones.
+
+    Args:
+        answers: the answers by request and index.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        super().__init__()
+        tokens = {key: [x for x in row if isinstance(x, int)] for key, row in answers.items()}
+        keys = list(tokens)
+        self._wrong = {key: tokens[keys[place - 1]] for place, key in enumerate(keys)}
+        self._right = tokens
+
+    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, Draft]:
+        ahead = {seq.seq_id: seq for seq in sequences if seq.num_output_placeholders}
+        return {
+            seq_id: draft._replace(reference=self._reference_of(ahead[seq_id]))
+            for seq_id, draft in super().propose(ahead.values(), budget).items()
+        }
+
+    def _reference_of(self, seq: Sequence) -> list[int]:
+        given = self._wrong if seq.num_output_tokens < 3 else self._right
+        return given[seq.request.request_id, seq.index]
+
+
+def test_the_device_draws_drafts_from_references(folder: Path, plain: Answers) -> None:
+    """A new reference takes the place of the one before it, and nothing of it is a prediction."""
+    own, given = (
+        engine_for(folder, drafter=drafter, speculative_config={}, async_scheduling=True)
+        for drafter in (AsksForMany(), GivesReferences(plain))
+    )
+    assert answers_of(own) == answers_of(given) == plain
+    # Each answer has 9 tokens, and each step waits for another number of drafts.
+    assert given.stats().num_accepted_tokens > own.stats().num_accepted_tokens + 8
+
+
 @pytest.fixture(scope="module")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("qwen2")

@@ -218,6 +218,30 @@ def test_a_new_text_is_sent_as_tokens_are_kept(
     assert texts.read(ints([1]).long(), places).tolist() == [text[:length][-16:]]
 
 
+@pytest.mark.parametrize("end", [3, 12, 16, 20])
+def test_a_reference_takes_the_place_of_a_prediction(
+    end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the room that a text of `end` tokens leaves, until the row gets another sequence."""
+    monkeypatch.setattr(device_texts, "_WINDOW", 16)
+    limits = StepLimits(
+        max_num_seqs=2, max_num_batched_tokens=8, async_scheduling=True, match_lengths=(1, 2)
+    )
+    texts = device_texts.DeviceTexts(
+        limits, 100, ints([0] * 3), ints([0] * 3), Transfer(DEVICE, None)
+    )
+    spec = SampleSpec(0, SamplingParams(), 0, 3, 3, [1, 2, 3], 0, [7, 8, 9, 1, 2])
+    texts.admit([1], [spec])
+    reference = [*range(100, 106)]
+    texts.refer(1, reference, end)
+    kept = reference[: max(16 - end, 0)]
+    assert texts._texts.begins.tolist() == [0, -len(kept), 0]
+    assert texts._texts.tokens[1, :3].tolist() == [1, 2, 3]
+    assert texts._texts.tokens[1, 16 - len(kept) :].tolist() == kept
+    texts.admit([1], [spec._replace(predicted_token_ids=[])])
+    assert texts._texts.begins.tolist() == [0, 0, 0]
+
+
 def test_bad_calls_are_refused() -> None:
     kept = texts_of([[1, 2], [3]], [0, 0])
     one = ints([[0] * len(FIELDS)])

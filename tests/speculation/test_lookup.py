@@ -6,7 +6,7 @@ import random
 
 from paged_backend.core.drafter import NO_DRAFT, Draft
 from paged_backend.core.scheduler_output import ContinuedDecodes, SchedulerOutput, Slice
-from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.options.speculation import SpeculativeConfig
 from paged_backend.values.request import Request
@@ -146,6 +146,88 @@ def test_a_draft_knows_whether_it_comes_from_the_prediction() -> None:
     assert draft([20, 21, 30, 31]) == Draft([30, 31], is_predicted=True)
     assert draft([9, 21, 30, 31]) == Draft([22, 23])
     assert draft([25, 20, 21, 22]) == Draft([22], is_predicted=True)
+
+
+def drafter_for_device() -> LookupDrafter:
+    """A drafter for a device that draws drafts after tokens in flight."""
+    return LookupDrafter(SpeculativeConfig(), draws_ahead=True)
+
+
+def in_flight(seq: Sequence) -> Sequence:
+    """The sequence, with another token that a step is sampling."""
+    seq.token_ids.append(PLACEHOLDER)
+    seq.num_output_placeholders, seq.num_computed_tokens = 1, seq.num_tokens - 1
+    return seq
+
+
+def go_on(seq: Sequence, token_id: int) -> None:
+    """Let the token in flight become known, and the next one be in flight."""
+    seq.token_ids[-1] = token_id
+    in_flight(seq)
+
+
+def step(one: LookupDrafter, sequences: list[Sequence]) -> tuple[set[int], dict[int, Draft]]:
+    """The sequences that wait in a step, and the drafts of the others."""
+    awaiting = one.awaits(sequences)
+    others = [seq for seq in sequences if seq.seq_id not in awaiting]
+    return awaiting, dict(one.propose(others, 1000))
+
+
+def test_the_device_gets_the_part_of_an_earlier_answer_that_is_repeated() -> None:
+    """It gets the next part when the text comes to the end of one."""
+    one, answer = drafter_for_device(), list(range(1000, 2500))
+    answer_of(one, sequence(1, [1], answer))
+    seq = in_flight(sequence(2, [2], answer[:200]))
+    references: list[list[int]] = []
+    for token_id in answer[200:]:
+        awaiting, drafts = step(one, [seq])
+        assert not awaiting
+        if draft := drafts.get(2):
+            assert set(draft.token_ids) == {PLACEHOLDER}
+            if not references or draft.reference is not references[-1]:
+                references.append(draft.reference)
+        go_on(seq, token_id)
+    assert 3 <= len(references) <= 4
+    firsts = [answer.index(reference[0]) for reference in references]
+    assert firsts == sorted(firsts) and firsts[0] < 200
+    for first, reference in zip(firsts, references, strict=True):
+        assert len(reference) < 700 and reference == answer[first : first + len(reference)]
+
+
+def test_the_device_gets_no_answers_of_other_tenants() -> None:
+    one, answer = drafter_for_device(), list(range(100, 200))
+    answer_of(one, sequence(1, [1], answer, tenant="a", salt="x"))
+    wanted = [("a", "x"), ("a", ""), ("b", "x"), ("", "")]
+    for number, (tenant, salt) in enumerate(wanted):
+        seq = in_flight(sequence(2 + number, [2], answer[:20], tenant=tenant, salt=salt))
+        awaiting, drafts = step(one, [seq])
+        assert not awaiting and bool(drafts) == (number == 0)
+
+
+def test_a_prediction_keeps_its_place_on_the_device() -> None:
+    """A sequence that repeats an earlier answer in place of its prediction waits for its token."""
+    one, answer = drafter_for_device(), list(range(100, 200))
+    answer_of(one, sequence(1, [1], answer))
+    request = Request("r2", [2], SamplingParams(), predicted_token_ids=[7, 8, 9])
+    seq = Sequence(2, request, 0, 1, NO_EOS, 100_000, answer[:20])
+    seq.status = SequenceStatus.RUNNING
+    assert step(one, [in_flight(seq)]) == ({2}, {})
+
+
+def test_a_step_sends_few_references() -> None:
+    """All sequences begin to repeat long answers in the same step."""
+    one = drafter_for_device()
+    answers = [list(range(1000 * number, 1000 * number + 900)) for number in range(12)]
+    for number, answer in enumerate(answers):
+        answer_of(one, sequence(number, [1], answer))
+    texts = [in_flight(sequence(50 + n, [2], answer[:20])) for n, answer in enumerate(answers)]
+    awaiting, drafts = step(one, texts)
+    assert len(awaiting) == 4 and len(drafts) == 8
+    assert sum(len(draft.reference) for draft in drafts.values()) <= 8 * (512 + 20)
+    for seq, answer in zip(texts, answers, strict=True):
+        go_on(seq, answer[20])
+    awaiting, drafts = step(one, texts)
+    assert not awaiting and len(drafts) == 12
 
 
 def test_guesses_that_are_always_wrong_end() -> None:

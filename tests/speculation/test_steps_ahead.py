@@ -138,6 +138,43 @@ def test_predictions_are_verified_while_a_step_is_in_flight(num_seqs: int) -> No
     assert sum(drafted for _, drafted in middle) > 0.6 * num_seqs * len(middle)
 
 
+@pytest.mark.parametrize("num_seqs", [1, NUM_SEQS])
+def test_earlier_answers_are_verified_while_a_step_is_in_flight(num_seqs: int) -> None:
+    """The device gets the part of an answer that a sequence repeats, once; no sequence waits.
+
+    Each sequence repeats the answer of another one, with every 50th token changed.
+    """
+    earlier = {seed: list(range(1000 * seed, 1000 * seed + 200)) for seed in range(num_seqs)}
+    changed = {
+        num_seqs + seed: [token + 20_000 * (token % 50 == 49) for token in answer]
+        for seed, answer in earlier.items()
+    }
+    engine = engine_on_device(True, earlier | changed, num_seqs, step_s=0.01)
+    while engine.has_unfinished:
+        engine.step()
+    before = engine.stats()
+    for seed in changed:
+        request = greedy(str(seed), [29_999], 200)
+        engine.add_request(replace(request, params=replace(request.params, seed=seed)))
+    references: list[int] = []
+    launch = engine.executor.launch
+
+    def watched(output: SchedulerOutput, guide: DraftGuide | None = None) -> LaunchedStep:
+        sent = [item for item in output.slices if item.reference_token_ids]
+        references.extend(item.seq_id for item in sent)
+        assert all(len(item.reference_token_ids) <= 200 for item in sent)
+        return launch(output, guide)
+
+    engine.executor.launch = watched  # type: ignore[method-assign]
+    middle = numbers_of(engine)[20:-5]
+    stats = engine.stats()
+    assert stats.num_generation_tokens == 400 * num_seqs
+    assert stats.num_accepted_tokens - before.num_accepted_tokens > 80 * num_seqs
+    assert stats.num_steps - before.num_steps < 120  # without drafts 200
+    assert sum(in_flight == 1 for in_flight, _ in middle) > 0.9 * len(middle)
+    assert len(references) == len(set(references)) == num_seqs
+
+
 def test_the_device_gets_a_step_before_outputs_are_sent() -> None:
     """The only sequence repeats itself, so it waits for its tokens and is drafted for."""
     answers = {0: [*range(20)] * 10}

@@ -64,6 +64,19 @@ def test_a_match_reaches_into_no_other_text() -> None:
     assert index.following(8, 5) == [4]
 
 
+def test_the_text_around_a_place_ends_where_the_next_one_begins() -> None:
+    index = TokenIndex(WINDOW, 2)
+    index.extend([1, 2, 3, SEPARATOR, 4, 5, 6, 7, SEPARATOR, 8])
+    assert index.around(6, 9, 9) == (4, [4, 5, 6, 7])
+    assert index.around(6, 1, 1) == (5, [5, 6])
+    assert index.around(2, 9, 9) == (0, [1, 2, 3])
+    assert index.around(10, 9, 9) == (9, [8])
+    index.forget_before(5)
+    assert index.around(6, 9, 9) == (5, [5, 6, 7])
+    index.extend(range(100, 100 + WINDOW - 3))
+    assert index.around(8, 9, 0) == (7, [7])
+
+
 def test_what_was_forgotten_is_not_found() -> None:
     index = TokenIndex(WINDOW, 2)
     index.extend([1, 2, 3, 4, 1, 2, 5])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -82,8 +82,8 @@ class StepSampler:
         self._tokens = torch.empty(num_samples, dtype=torch.int32, device=device)
         self._input_ids = torch.empty(inputs.max_num_tokens, dtype=torch.int64, device=device)
 
-    def admit(self, inputs: StepInputs, items: Iterable[ScheduledSequence]) -> None:
-        """Send the parameters of a step's sequences that are new.
+    def admit(self, inputs: StepInputs, items: Sequence[ScheduledSequence]) -> None:
+        """Send the parameters of a step's sequences that are new, and new references.
 
         Args:
             inputs: the step.
@@ -99,6 +99,11 @@ class StepSampler:
         self._sampler.admit(rows, specs)
         if self.texts is not None:
             self.texts.admit(rows, specs)
+            for item in items:
+                if item.reference_token_ids:
+                    end = item.start + len(item.token_ids)
+                    row = self._inputs.rows[item.seq_id]
+                    self.texts.refer(row, item.reference_token_ids, end)
         self._sampled.update(spec.seq_id for spec in specs)
         self._penalized.update(
             spec.seq_id for spec in specs if spec.params.penalized or spec.params.min_tokens

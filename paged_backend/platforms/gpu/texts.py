@@ -1,6 +1,7 @@
 """The texts of sequences on the device, from which it draws drafts while steps are in flight.
 
-A text is the prompt and the output of a sequence, and the prediction of its request.
+A text is the prompt and the output of a sequence. Before it lies the prediction of its request, or
+a reference, such as a part of an earlier answer that the host has found.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class DeviceTexts:
         tokens = torch.zeros(num_rows, self._width, dtype=torch.int32, device=device)
         begins, num_predicted = torch.zeros_like(last_tokens), torch.zeros_like(last_tokens)
         self._texts = Texts(tokens, last_tokens, num_wrong, begins, num_predicted)
-        self._num_before: Ints = np.zeros(num_rows, np.int32)  # kept tokens of each prediction
+        self._num_before: Ints = np.zeros(num_rows, np.int32)  # tokens before each text
         self._best = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device)
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
@@ -68,11 +69,24 @@ class DeviceTexts:
             token_ids = spec.predicted_token_ids
             if id(token_ids) not in arrays:
                 arrays[id(token_ids)] = np.array(token_ids[-self._width :], np.int32)
-            self._predict(row, arrays[id(token_ids)], self._width - len(newest))
+            predicted, room = arrays[id(token_ids)], self._width - len(newest)
+            self._put_before(row, predicted[max(len(predicted) - room, 0) :])
 
-    def _predict(self, row: int, token_ids: Ints, room: int) -> None:
-        """Send the newest tokens of a prediction that there is room for, before the text."""
-        kept = token_ids[max(len(token_ids) - room, 0) :]
+    def refer(self, row: int, token_ids: Sequence[int], end: int) -> None:
+        """Send a reference in place of the one, or of the prediction, that a row has.
+
+        Its first tokens are kept, as many as there is room for.
+
+        Args:
+            row: the row of the sequence.
+            token_ids: the reference.
+            end: a number of tokens that the text does not exceed before the next call.
+        """
+        room = max(self._width - end, 0)
+        self._put_before(row, np.array(token_ids[:room], np.int32))
+
+    def _put_before(self, row: int, kept: Ints) -> None:
+        """Send tokens that are before a text."""
         if len(kept):
             self._texts.tokens[row, self._width - len(kept) :] = self._transfer.send(kept)
         if len(kept) != self._num_before[row]:

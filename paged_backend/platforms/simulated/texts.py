@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,7 @@ class SimulatedTexts:
     def __init__(self, min_match: int, max_match: int) -> None:
         self._min_match, self._max_match = min_match, max_match
         self._texts: dict[int, list[int]] = {}  # by seq_id
+        self._references: dict[int, Sequence[int]] = {}  # by seq_id, see Slice
         self.num_predicted: dict[int, int] = {}  # see ModelRunnerOutput, of the last step
         self._num_wrong: dict[int, int] = {}  # drafts of the last step
 
@@ -29,6 +30,7 @@ class SimulatedTexts:
         """Forget sequences."""
         for seq_id in seq_ids:
             self._texts.pop(seq_id, None)
+            self._references.pop(seq_id, None)
             self._num_wrong.pop(seq_id, None)
 
     def num_wrong(self, seq_id: int) -> int:
@@ -53,6 +55,8 @@ class SimulatedTexts:
                 self._num_wrong[spec.seq_id] = item.num_draft_tokens + 1 - len(tokens)
 
     def _completed(self, item: ScheduledSequence) -> ScheduledSequence:
+        if item.reference_token_ids:
+            self._references[item.seq_id] = item.reference_token_ids
         if item.max_move:
             item = item.moved_back(self._num_wrong[item.seq_id])
         return item.with_drafts(self._drafts(item)) if item.draws_drafts else item
@@ -60,10 +64,12 @@ class SimulatedTexts:
     def _drafts(self, item: ScheduledSequence) -> list[int]:
         """Return what followed the newest of the longest matches of the end of a text.
 
-        Matches in a prediction are newer than those in the text, which goes on after it.
+        Matches in the prediction, or in the reference that has taken its place, are newer than
+        those in the text, which goes on after it.
         """
         text = np.array(self._texts[item.seq_id])
-        predicted = np.array(item.samples[0].predicted_token_ids, np.int64)
+        before = self._references.get(item.seq_id, item.samples[0].predicted_token_ids)
+        predicted = np.array(before, np.int64)
         start = len(text) - 1  # without a match, the last token repeats
         length, end = self._longest(text, text)
         if end is not None:
@@ -71,6 +77,7 @@ class SimulatedTexts:
         of_predicted, end = self._longest(predicted, text)
         if end is not None and of_predicted >= length:
             start = end - len(predicted)
+        if start < 0 and item.seq_id not in self._references:
             self.num_predicted[item.seq_id] = min(-start, item.num_draft_tokens)
         texts = np.concatenate((predicted, text))
         size = len(text) - start
