@@ -18,12 +18,18 @@ def is_constrained(step: ScheduledStep) -> bool:
     return any(seq.grammar is not None for seq in step.sampled)
 
 
+def lacks_drafts(step: ScheduledStep) -> bool:
+    """Return True if a sequence with a grammar has drafts that only the device knows."""
+    drafts = (step.drafts.get(seq.seq_id) for seq in step.sampled if seq.grammar is not None)
+    return any(draft is not None and PLACEHOLDER in draft.token_ids[:1] for draft in drafts)
+
+
 def token_masks(
     step: ScheduledStep, greedy_token_ids: Mapping[int, int]
 ) -> tuple[TokenMasks | None, list[Sequence]]:
     """Return the masks that change a sample of a step, and the sequences without a known mask.
 
-    The tokens of all steps before it must be known.
+    The tokens of all steps before it must be known, and so must drafts of sequences with grammars.
 
     Args:
         step: the step.

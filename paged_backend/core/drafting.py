@@ -49,11 +49,11 @@ class Drafting:
         if self._drafter is None or self._budget() == 0:
             return set()
         running = self._sequences.running.values()
-        waits_together, goes_ahead = self._config.waits_together, self._goes_ahead()
-        if waits_together and goes_ahead:
+        waits_together, draws_ahead = self._config.waits_together, self._draws_ahead_now()
+        if waits_together and draws_ahead:
             return set()
         awaiting = self._drafter.awaits(
-            seq for seq in running if may_await_token(seq) or goes_ahead and may_go_ahead(seq)
+            seq for seq in running if may_await_token(seq) or draws_ahead and may_go_ahead(seq)
         )
         if waits_together:
             if awaiting or any(seq.num_draft_tokens > 0 for seq in running):
@@ -72,12 +72,12 @@ class Drafting:
         budget = self._budget()
         if self._drafter is None:
             return drafts
-        goes_ahead = self._goes_ahead()
+        draws_ahead = self._draws_ahead_now()
         decodes = [
             seq
             for seq in self._sequences.running.values()
             if seq.num_uncomputed_tokens == 1
-            and (can_be_drafted(seq) or goes_ahead and may_go_ahead(seq))
+            and (can_be_drafted(seq) or draws_ahead and may_go_ahead(seq))
             and seq.seq_id not in awaiting
         ]
         proposed = self._drafter.propose(decodes, budget)
@@ -91,7 +91,11 @@ class Drafting:
                 budget -= len(draft.token_ids)
         return drafts
 
-    def _goes_ahead(self) -> bool:
+    def goes_ahead(self, seq: Sequence) -> bool:
+        """Return True if the next slice of a sequence may follow drafts in flight."""
+        return self.draws_ahead and may_go_ahead(seq)
+
+    def _draws_ahead_now(self) -> bool:
         """Return True if sequences with steps in flight may have drafts in this step."""
         if not self.draws_ahead or not self._config.waits_together:
             return self.draws_ahead
@@ -129,5 +133,9 @@ class Drafting:
 
 
 def _has_to_wait(seq: Sequence) -> bool:
-    """Return True if a sequence can have drafts, but none while a step is in flight."""
-    return seq.request.speculate and not can_be_drafted_ahead(seq)
+    """Return True if a sequence can have drafts of a draft model, but none after unknown tokens.
+
+    Masks guide the draft model.
+    """
+    has_grammar = seq.grammar is not None
+    return seq.request.speculate and (has_grammar or not can_be_drafted_ahead(seq))

@@ -18,6 +18,7 @@ from paged_backend.core.constraints import (
     GrammarGuide,
     hold_and_go_on,
     is_constrained,
+    lacks_drafts,
     token_masks,
 )
 from paged_backend.core.counters import EngineCounters
@@ -206,6 +207,11 @@ class Scheduler:
         self._drafting.take(self._in_flight[-1], drawn)
 
     @property
+    def masks_need_drafts(self) -> bool:
+        """True if masks for the newest step depend on drafts that are not known yet."""
+        return lacks_drafts(self._in_flight[-1])
+
+    @property
     def is_constrained(self) -> bool:
         """True if a sequence in the newest step has a grammar, so that sampling needs masks."""
         if not (self.sequences.num_constrained and self._in_flight):
@@ -292,7 +298,7 @@ class Scheduler:
         continued = set(step.continued)
         if len(continued) < len(self.sequences.running):
             for seq in self.sequences.running.values():
-                if seq in continued or must_wait(seq, self._drafting.draws_ahead):
+                if seq in continued or must_wait(seq, self._drafting.goes_ahead(seq)):
                     continue
                 if seq.seq_id in awaiting:
                     continue

@@ -175,7 +175,7 @@ class DraftPass(NamedTuple):
 
 
 class DrawnDrafts(NamedTuple):
-    """What the worker's draft model has done for a step."""
+    """What the worker has drawn for a step, and the passes of its draft model."""
 
     # The drafts that stand in place of placeholders, by seq_id; none for a sequence that the draft
     # model could not draft for in this step. Those that are in flight are placeholders until the
@@ -201,6 +201,13 @@ class LaunchedStep(Protocol):
     def drawn_drafts(self) -> DrawnDrafts | None:
         """Return what the draft model has drawn; None if the step needed no drafts of it."""
         return None
+
+    def drafts_from_texts(self) -> Mapping[int, list[int]]:
+        """Wait for the drafts that the device has drawn from texts, by ``seq_id``.
+
+        The tokens of the steps before this one are known. By default there are none.
+        """
+        return {}
 
     def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
         """Launch sampling. Call this exactly once, before the next step is launched."""

@@ -48,7 +48,7 @@ def cut_at_end(seq: Sequence, token_ids: list[int]) -> tuple[list[int], FinishRe
     return token_ids, None
 
 
-def must_wait(seq: Sequence, draws_ahead: bool = False) -> bool:
+def must_wait(seq: Sequence, goes_ahead: bool = False) -> bool:
     """Return True if a running sequence must not be scheduled now.
 
     A step in flight may verify drafts, sample the last token that the limits allow, or return the
@@ -56,11 +56,11 @@ def must_wait(seq: Sequence, draws_ahead: bool = False) -> bool:
 
     Args:
         seq: the sequence.
-        draws_ahead: the device draws drafts, and moves slices back after wrong ones.
+        goes_ahead: its next slice may follow drafts in flight.
     """
     if seq.num_output_placeholders == 0:
         return False
-    if seq.num_draft_tokens > 0 and not (draws_ahead and may_go_ahead(seq)) or seq.awaits_beams:
+    if seq.num_draft_tokens > 0 and not goes_ahead or seq.awaits_beams:
         return True
     # The step returns an embedding in place of a token.
     return seq.request.pooling is not None or seq.num_tokens >= seq.max_num_tokens
@@ -69,11 +69,13 @@ def must_wait(seq: Sequence, draws_ahead: bool = False) -> bool:
 def can_be_drafted_ahead(seq: Sequence) -> bool:
     """Return True if the parameters of a sequence allow drafts after tokens in flight.
 
-    The host must not have to read these tokens. The device counts tokens for penalties.
+    The host must not have to read these tokens before it launches a step. It reads them before it
+    computes masks, while the device computes a step. The device counts tokens for penalties.
     """
     request = seq.request
     has_to_read = request.params.reads_tokens or request.params.beam_width > 1
-    return not has_to_read and seq.grammar is None and request.pooling is None
+    has_masks = seq.grammar is None or not seq.grammar.goes_aside
+    return not has_to_read and has_masks and request.pooling is None
 
 
 def may_go_ahead(seq: Sequence) -> bool:

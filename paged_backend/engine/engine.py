@@ -29,7 +29,12 @@ from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from paged_backend.core.scheduler_output import (
+    DrawnDrafts,
+    ModelRunnerOutput,
+    PendingOutput,
+    SchedulerOutput,
+)
 from paged_backend.core.stopping import EndConditions
 from paged_backend.engine.adapters import Adapters
 from paged_backend.executor.base import Executor
@@ -260,10 +265,14 @@ class Engine:
                 self.scheduler.take_drafts(drawn)
             masks = None
             if self.scheduler.is_constrained:
-                # The masks depend on the tokens of the previous step. The device samples them
-                # before the forward pass that was just launched, so it does not become idle.
+                # The masks depend on the tokens of the previous step, and on the drafts of this
+                # one. The device has both before the forward pass that was just launched, so it
+                # does not become idle.
                 while self._in_flight:
                     outputs += self.scheduler.update_from_output(self._wait())
+                if self.scheduler.masks_need_drafts:
+                    drafts = launched.drafts_from_texts()
+                    self.scheduler.take_drafts(DrawnDrafts(drafts, []))
                 masks = self.scheduler.token_masks(launched.greedy_token_ids())
             pending = launched.sample(masks)
         self._in_flight.append(_InFlightStep(started_s, output, pending))

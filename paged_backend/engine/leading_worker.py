@@ -173,6 +173,9 @@ class _LeadingStep(LaunchedStep):
     def drawn_drafts(self) -> DrawnDrafts | None:
         return self.launched.drawn_drafts()
 
+    def drafts_from_texts(self) -> Mapping[int, list[int]]:
+        return self.launched.drafts_from_texts()
+
     def greedy_token_ids(self) -> Mapping[int, int]:
         return self.launched.greedy_token_ids()
 

@@ -356,6 +356,7 @@ class EngineWithoutModel:
         self.texts: dict[int, list[int]] = {}
         self.random = random.Random(0)
         self.references: dict[int, list[int]] = {}
+        self.drafts: dict[int, list[int]] = {}  # those of the newest step
         self.drafter = drafter
         self.draws_fewer = isinstance(drafter, WorkerDrafter)
         self.num_drawn = 0  # drafts that the device has drawn
@@ -386,6 +387,8 @@ class EngineWithoutModel:
             if self.scheduler.is_constrained:
                 while self.results:
                     outputs += self.scheduler.update_from_output(self.results.popleft())
+                if self.scheduler.masks_need_drafts:
+                    self.scheduler.take_drafts(DrawnDrafts(self.drafts, []))
             masks = self.scheduler.token_masks(self._unmasked(plan))
             self.results.append(self._sample(plan, masks))
         elif not self.results and self.scheduler.has_unfinished:
@@ -441,6 +444,7 @@ class EngineWithoutModel:
                 drawn[item.seq_id] = drafts = self._drawn(text, item)
                 item = item.with_drafts(drafts)
             scheduled.append(item)
+        self.drafts = drawn
         if drawn and self.draws_fewer:
             self.scheduler.take_drafts(DrawnDrafts(drawn, []))
             self.scheduler.check_invariants()

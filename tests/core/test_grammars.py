@@ -10,6 +10,7 @@ from effort import examples
 from engine_without_model import (
     EOS,
     VOCAB,
+    AheadDrafter,
     CalmLexer,
     EngineWithoutModel,
     PrecomputedDrafter,
@@ -142,6 +143,20 @@ def test_tokens_under_a_grammar_depend_on_nothing_else(
     assert not open_requests
     for request, constrained in everything:
         confirm(request, constrained, tokens)
+
+
+def test_masks_follow_the_drafts_that_the_device_draws():
+    """Some drafts are right, others are wrong, and others are forbidden."""
+    num_masked = 0
+    for seed in range(20):
+        engine = EngineWithoutModel(async_scheduling=True, drafter=AheadDrafter(seed))
+        request = make_request("r", [4, 9], n=2, max_tokens=20, seed=seed)
+        engine.scheduler.add_request(request, 1, (), grammars(request, []))
+        engine.run()
+        confirm(request, True, engine.tokens)
+        items = [item for plan in engine.plans for item in plan.scheduled]
+        num_masked += sum(item.draws_drafts and item.max_move > 0 for item in items)
+    assert num_masked > 20  # drafts that follow drafts in flight
 
 
 def test_forced_tokens_are_computed_in_one_step():

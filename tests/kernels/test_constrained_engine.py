@@ -13,6 +13,7 @@ from free_drafts import make_drafts_free
 from oracle import EOS, make_engine
 
 from paged_backend.core.grammar_budget import StepTime
+from paged_backend.core.scheduler_output import DrawnDrafts
 from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
@@ -146,7 +147,11 @@ def expected(folder: Path) -> Answers:
 
 
 @pytest.mark.parametrize(
-    "steps", [pytest.param("ahead", marks=pytest.mark.thorough), "padded", "drafted", "late"]
+    "steps",
+    [
+        pytest.param("ahead", marks=pytest.mark.thorough),
+        *("padded", "late", "drafted", "drafted late"),
+    ],
 )
 def test_constrained_answers_equal_those_of_the_cpu(folder, expected, monkeypatch, steps):
     """With steps scheduled ahead, padded to the shapes of graphs, with drafts, with late masks.
@@ -155,10 +160,10 @@ def test_constrained_answers_equal_those_of_the_cpu(folder, expected, monkeypatc
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, object] = {"async_scheduling": steps != "padded"}
-    if steps == "drafted":
+    if "drafted" in steps:
         monkeypatch.setattr(StepCosts, "token_s", 0.0)  # verify each guess
         options["speculative_config"] = {"method": "suffix"}
-    if steps == "late":  # another thread computes a mask, and what was sampled is dropped
+    if "late" in steps:  # another thread computes a mask, and what was sampled is dropped
         left = itertools.cycle([True, True, False])
         monkeypatch.setattr(StepTime, "is_left", property(lambda _: next(left)))
     engine = constrained_engine(folder, device, **options)
@@ -167,13 +172,18 @@ def test_constrained_answers_equal_those_of_the_cpu(folder, expected, monkeypatc
     replayed: list[StepShape] = []
     if steps == "padded":
         replace_graphs(runner, replayed)
+    taken, take = list[DrawnDrafts](), engine.scheduler.take_drafts
+    monkeypatch.setattr(
+        engine.scheduler, "take_drafts", lambda drawn: taken.append(drawn) or take(drawn)
+    )
     found = answers(engine)
     assert found.keys() == expected.keys()
     for key, answer in found.items():
         assert (answer.tokens, answer.reason) == (expected[key].tokens, expected[key].reason)
         confirm_logprobs(answer.logprobs, expected[key].logprobs)
         confirm_logprobs(answer.prompt_logprobs, expected[key].prompt_logprobs)
-    assert (engine.stats().num_draft_tokens > 0) == (steps == "drafted")
+    assert (engine.stats().num_draft_tokens > 0) == ("drafted" in steps)
+    assert (len(taken) > 5) == ("drafted" in steps)  # drafts after tokens in flight, with masks
     assert set(replayed) == ({StepShape.decodes(4)} if steps == "padded" else set())
 
 

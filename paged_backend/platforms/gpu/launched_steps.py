@@ -95,12 +95,20 @@ class LaunchedGpuStep(LaunchedStep):
     shape: StepShape
     prompt_logprobs: list[DeviceLogprobs]
     predicted: PredictedDrafts | None
+    # The tokens before the samples, as far as they are drafts from texts; None without these.
+    drafts: Arrival | None
+
+    def drafts_from_texts(self) -> dict[int, list[int]]:
+        """Wait for the step before this one, and for the drafts that follow it."""
+        return {} if self.drafts is None else _drawn(self.scheduled_batch, self.drafts.wait())
 
     def sample(self, masks: TokenMasks | None = None) -> InFlightOutput:
         """Launch the rest of the sampling of the step."""
         batch = self.batch
         tokens, places, logprobs = self.sampler.finish(batch, self.shape, masks)
-        inputs = self.sampler.receive_inputs(self.shape) if _draws(self.scheduled_batch) else None
+        inputs = self.drafts
+        if inputs is None and _draws(self.scheduled_batch):
+            inputs = self.sampler.receive_inputs(self.shape)
         return InFlightOutput(
             *(tokens, inputs, self.scheduled_batch, batch, places, logprobs),
             self.prompt_logprobs,

@@ -126,12 +126,14 @@ class GpuModelRunner:
         self._sampler.admit(inputs, scheduled_batch.scheduled)
         if scheduled_batch.block_copies:
             self.copy_blocks(scheduled_batch.block_copies)
-        shape, before_prompts = self._launch(inputs, scheduled_batch)
+        shape, drafts, before_prompts = self._launch(inputs, scheduled_batch)
         if self._makes_embeddings:
             return LaunchedEmbeddings(self._pool(before_prompts, batch.pools))
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
         predicted = self._receive_num_predicted(scheduled_batch)
-        return LaunchedGpuStep(self._sampler, scheduled_batch, batch, shape, prompts, predicted)
+        return LaunchedGpuStep(
+            self._sampler, scheduled_batch, batch, shape, prompts, predicted, drafts
+        )
 
     @torch.inference_mode()
     def draw(self, scheduled_batch: ScheduledBatch, masks: TokenMasks | None = None) -> DrawnPass:
@@ -144,7 +146,7 @@ class GpuModelRunner:
         )
         inputs = self._inputs.update(scheduled_batch)
         self._sampler.admit(inputs, items)
-        shape, _ = self._launch(inputs, scheduled_batch)
+        shape, _, _ = self._launch(inputs, scheduled_batch)
         tokens = self._sampler.draw(inputs.batch, shape, masks)
         timer.stop()  # before the copy: once the tokens have arrived, the time is known, too
         return DrawnPass(self._transfer.receive(tokens), timer)
@@ -270,8 +272,12 @@ class GpuModelRunner:
 
     def _launch(
         self, inputs: StepInputs, scheduled_batch: ScheduledBatch
-    ) -> tuple[StepShape, Tensor]:
-        """Send a step's inputs and launch the model; returns its shape and the result of `_run`."""
+    ) -> tuple[StepShape, Arrival | None, Tensor]:
+        """Send a step's inputs and launch the model.
+
+        Returns:
+            The shape, the drafts from texts (see LaunchedGpuStep), and the result of `_run`.
+        """
         shape = inputs.shape
         captured = None if self._graphs is None else self._graphs.fit(shape)
         shared = 0
@@ -283,12 +289,13 @@ class GpuModelRunner:
             captured = None
         self._inputs.send(inputs, captured or shape)
         sampler = self._sampler
-        self._inputs.prepare(inputs, captured or shape, sampler.num_wrong, sampler.texts)
+        is_drawn = self._inputs.prepare(inputs, captured or shape, sampler.num_wrong, sampler.texts)
+        drafts = sampler.receive_drafts(captured or shape) if is_drawn else None
         if self._graphs is not None and captured is not None:
-            return captured, self._graphs.replay(captured)
+            return captured, drafts, self._graphs.replay(captured)
         # All kinds of calls have been made with checks by the warm-up.
         with trusted_tensors() if self._is_warm else nullcontext():
-            return shape, self._run(shape, shared)
+            return shape, drafts, self._run(shape, shared)
 
     def _run(self, shape: StepShape, num_shared_blocks: int = 0) -> Tensor:
         """Launch the model on the contents of the buffers, and sample from its logits.

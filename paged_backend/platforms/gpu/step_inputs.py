@@ -180,7 +180,7 @@ class DeviceInputs:
 
     def prepare(
         self, inputs: StepInputs, shape: StepShape, num_wrong: Tensor, texts: DeviceTexts | None
-    ) -> None:
+    ) -> bool:
         """Let the device complete what was sent of slices that depend on tokens in flight.
 
         Args:
@@ -188,12 +188,15 @@ class DeviceInputs:
             shape: the shape that it was sent with.
             num_wrong: [max_num_seqs + 1] int32, by how many tokens the slices of a row move back.
             texts: the texts that drafts are drawn from; None without any.
+
+        Returns:
+            True if drafts were drawn from texts, which are in the buffers now.
         """
         ahead = inputs.batch.ahead
         moves = bool(ahead[:, _MOVES - 1].any())
         draws = texts is not None and texts.draws and bool(ahead[:, _DRAWS - 1].any())
         if not (moves or draws):
-            return
+            return False
         gap = shape.num_decodes - inputs.batch.num_decodes
         slices = np.column_stack((inputs.rows[ahead[:, 0]].astype(np.int32), ahead))
         # The padding of decodes lies before the other sequences.
@@ -205,6 +208,7 @@ class DeviceInputs:
         if texts is not None and draws:
             input_ids = self.buffers(shape).part("input_ids", shape.num_tokens)
             texts.draw(slices, sent, input_ids)
+        return draws
 
     def _move_back(self, slices: Tensor, shape: StepShape, num_wrong: Tensor) -> None:
         """Move slices back to the ends of their texts, in all groups."""

@@ -215,6 +215,15 @@ class StepSampler:
         indices = self._inputs.buffers(shape).part("logits_indices", shape.num_samples)
         return self._input_ids.index_select(0, indices)
 
+    def receive_drafts(self, shape: StepShape) -> Arrival:
+        """Start to copy the drafts that were drawn from texts to the host, before the forward pass.
+
+        They are the tokens before the samples of the step, as far as these are no placeholders.
+        """
+        part = self._inputs.buffers(shape).part
+        indices = part("logits_indices", shape.num_samples)
+        return self._transfer.receive(part("input_ids", shape.num_tokens).index_select(0, indices))
+
     def receive_inputs(self, shape: StepShape) -> Arrival:
         """Start to copy the token before each sample of the last step to the host."""
         return self._transfer.receive(self.tokens_before_samples(shape))

@@ -91,6 +91,11 @@ class SimulatedStep(LaunchedStep):
     end_s: float
     token_ids: list[list[int]]  # tokens of each sequence that samples
     num_predicted: dict[int, int]  # see ModelRunnerOutput
+    drafts: dict[int, list[int]]  # those that were drawn from texts, by seq_id
+
+    def drafts_from_texts(self) -> dict[int, list[int]]:
+        """Return the drafts; they take no time."""
+        return self.drafts
 
     def sample(self, masks: TokenMasks | None = None) -> SimulatedStep:
         """Return the tokens to wait for; sampling takes no time."""
@@ -168,7 +173,8 @@ class SimulatedModelRunner:
         scheduled_batch = scheduled_batch.with_drafts(self._given)
         self._given = {}
         token_ids = self._kept_token_ids(inputs, scheduled_batch)
-        return SimulatedStep(self.device, end_s, token_ids, self._texts.num_predicted)
+        texts = self._texts
+        return SimulatedStep(self.device, end_s, token_ids, texts.num_predicted, texts.drafts)
 
     def _kept_token_ids(
         self, inputs: StepInputs, scheduled_batch: ScheduledBatch

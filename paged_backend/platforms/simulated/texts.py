@@ -24,6 +24,7 @@ class SimulatedTexts:
         self._texts: dict[int, list[int]] = {}  # by seq_id
         self._references: dict[int, Sequence[int]] = {}  # by seq_id, see Slice
         self.num_predicted: dict[int, int] = {}  # see ModelRunnerOutput, of the last step
+        self.drafts: dict[int, list[int]] = {}  # those of the last step, by seq_id
         self._num_wrong: dict[int, int] = {}  # drafts of the last step
 
     def release(self, seq_ids: Iterable[int]) -> None:
@@ -39,7 +40,7 @@ class SimulatedTexts:
 
     def complete(self, scheduled_batch: ScheduledBatch) -> ScheduledBatch:
         """Return a step as the device computes it, which knows the tokens of all earlier steps."""
-        self.num_predicted = {}
+        self.num_predicted, self.drafts = {}, {}
         scheduled = [self._completed(item) for item in scheduled_batch.scheduled]
         return replace(scheduled_batch, scheduled=scheduled)
 
@@ -59,7 +60,10 @@ class SimulatedTexts:
             self._references[item.seq_id] = item.reference_token_ids
         if item.max_move:
             item = item.moved_back(self._num_wrong[item.seq_id])
-        return item.with_drafts(self._drafts(item)) if item.draws_drafts else item
+        if item.draws_drafts:
+            drafts = self.drafts[item.seq_id] = self._drafts(item)
+            item = item.with_drafts(drafts)
+        return item
 
     def _drafts(self, item: ScheduledSequence) -> list[int]:
         """Return what followed the newest of the longest matches of the end of a text.
