@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= demo
 # Tests of a file share fixtures and servers, so one worker runs them. Workers wait for processes and
-# servers, so there are more of them than cores. Files come in the order of tests/file_order.py.
-KERNELS := -n $(shell expr $$(nproc) + 1) --maxprocesses 6 --dist loadfile tests/kernels
-OTHERS := -n $(shell expr 2 \* $$(nproc)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+# servers, so there are more of them than cores. Files come in the order of tests/file_order.py. A
+# worker that crashes ends the run: pytest-xdist would wait for its tests for ever.
+WORKERS := --max-worker-restart 0 --dist loadfile
+KERNELS := -n $(shell expr $$(nproc) + 1) --maxprocesses 6 $(WORKERS) tests/kernels
+OTHERS := -n $(shell expr 2 \* $$(nproc)) --maxprocesses 8 $(WORKERS) --no-loadscope-reorder \
   -m "not gpu and not soak"
 # Releases of Triton that the kernels support: the one of torch 2.11, and the one of 2.12 and 2.13.
 TRITONS := 3.6.0 3.7.1
