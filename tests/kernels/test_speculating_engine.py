@@ -237,7 +237,7 @@ class GivesReferences(AsksForMany):
 
 
 def test_the_device_draws_drafts_from_references(folder: Path, plain: Answers) -> None:
-    """A new reference takes the place of the one before it, and nothing of it is a prediction."""
+    """A new reference takes the place of the one before it, from which drafts are wrong."""
     own, given = (
         engine_for(folder, drafter=drafter, speculative_config={}, async_scheduling=True)
         for drafter in (AsksForMany(), GivesReferences(plain))
