@@ -1,4 +1,7 @@
-"""Guess the next tokens of sequences from their own texts or predictions, which the device keeps.
+"""Guess the next tokens of sequences from texts that the device keeps.
+
+The texts of a sequence are its own one, and a prediction or another text that it may repeat (a
+reference).
 
 This is prompt lookup decoding (Saxena, 2023): the last tokens of a text have occurred before, and
 what followed them then may follow them now. A step verifies the guesses (drafts). The device knows
@@ -204,10 +207,10 @@ class Texts:
     tokens: Tensor
     last_tokens: Tensor  # [num_slots] int32, the newest token
     num_wrong: Tensor  # [num_slots] int32, wrong drafts of the last step that sampled for it
-    # [num_slots] int32, minus the number of tokens of a prediction of the output. These are before
+    # [num_slots] int32, minus the number of tokens of the prediction or reference. These are before
     # position 0 of the text, so at the end of the row, until newer tokens of the text replace them.
     begins: Tensor
-    num_predicted: Tensor  # [num_slots] int32, drafts of the prediction that were drawn last
+    num_predicted: Tensor  # [num_slots] int32, drafts from these tokens that were drawn last
 
 
 def move_back(
@@ -288,12 +291,13 @@ def draw_drafts(
     """Guess the tokens after the first one of slices.
 
     They are what followed the newest of the longest matches of the end of the text. A match in the
-    prediction is newer than all others. If nothing matches, they repeat the last token.
+    prediction or reference is newer than all others. If nothing matches, they repeat the last
+    token.
 
     Args:
         slices: as for `move_back`.
         max_tokens: as for `move_back`.
-        max_length: a number of tokens that no text exceeds together with its prediction.
+        max_length: a number of tokens that no text exceeds together with the tokens before it.
         texts: what the device keeps of sequences; `num_predicted` is changed.
         best: [at least num_slices] int64 zeros, which are zeros again after the call.
         input_ids: [num_tokens] int64, tokens of the step; changed.

@@ -60,8 +60,8 @@ class Drafter(Protocol):
         Returns:
             A draft for each ``seq_id``; sequences without guesses may be missing. The worker
             draws the tokens that are placeholders (``PLACEHOLDER``): its draft model does, or the
-            device from the sequence's own text, the prediction of its request, and the newest
-            reference. Drafts after placeholders are placeholders.
+            device from the sequence's own text, and from the newest reference or the prediction of
+            its request. Drafts after placeholders are placeholders.
         """
         ...
 

@@ -25,21 +25,22 @@ from paged_backend.speculation.acceptance import (
     DECAY,
     Acceptance,
     Evidence,
-    Support,
     numbers_of_drafts,
 )
 from paged_backend.speculation.answers import Answers
 from paged_backend.speculation.drawn_drafts import DrawnAcceptance, DrawnDrafts
-from paged_backend.speculation.references import Reference, choose_place
+from paged_backend.speculation.references import Reference
 from paged_backend.speculation.step_costs import NUM_COLD, StepCosts
 from paged_backend.speculation.token_index import Match, TokenIndex
+from paged_backend.speculation.votes import Elected, elect
 from paged_backend.values.options.speculation import MAX_DRAFTS, SpeculativeConfig
 
 _WINDOW = 2**16  # tokens of a sequence that are searched, which take a MiB
 _MAX_READ = 2**12  # tokens that a step adds to indexes, so that a long text delays nobody
 # If only drafts that are likelier than this pay, nothing is searched: they would give 5% at most.
 _HOPELESS = 0.95
-# Tokens of an earlier answer that the device gets at once, and those that a step sends it at most.
+# Tokens that the device gets of the rest of an earlier answer, and those that a step sends it for
+# all sequences.
 _MAX_REFERENCE, _MAX_SENT = 2**9, 2**12
 # A text is searched less often while its guesses are wrong: after each `_PATIENCE` of them, a step
 # more is left out, up to `_MAX_PAUSE`, or up to as many as leave about `_SEARCHES` in each step.
@@ -118,6 +119,12 @@ class _Text:
         """True if there is a guess from a text that the device has."""
         return self.guess is not None and self.guess.is_on_device
 
+    @property
+    def num_unsent(self) -> int:
+        """Number of tokens that the device gets with the next drafts, to look for these in them."""
+        reference = [] if self.guess is None else self.guess.reference
+        return 0 if reference is self.seq.sent_reference else len(reference)
+
     def chances(self, most: int) -> list[float]:
         """Return the chance of each token that may be drafted, if those before it are right.
 
@@ -171,8 +178,8 @@ class _Text:
 class LookupDrafter(Drafter):
     """See :class:`~paged_backend.core.drafter.Drafter`.
 
-    Where the device draws drafts, it looks up the text of the sequence itself, the prediction, and
-    the part of an earlier answer that this drafter sends it. This drafter then guesses only how
+    Where the device draws drafts, it looks up the text of the sequence itself and the prediction,
+    or the part of an earlier answer that this drafter sends it. This drafter then guesses only how
     many tokens it should verify, from the text before the steps in flight.
 
     Args:
@@ -201,7 +208,6 @@ class LookupDrafter(Drafter):
         # and the texts of those that may be drafted for, by seq_id.
         self._num_ahead = 0
         self._searched: dict[int, _Text] = {}
-        self._num_to_send = _MAX_SENT  # tokens of references, in this step
 
     def observe_step(self, seconds: float, output: SchedulerOutput) -> None:
         """Record the duration of a step, unless it computed parts of prompts or was cold."""
@@ -221,7 +227,6 @@ class LookupDrafter(Drafter):
         decodes = list(sequences)
         texts = [self._text(seq) for seq in decodes if seq.request.speculate]
         searched, self._searched = self._searched, {}
-        self._num_to_send = _MAX_SENT
         self._let_go()
         to_read = _MAX_READ - self._answers.read(_MAX_READ)
         if budget <= 0 or self._costs.chance_needed(len(decodes)) > _HOPELESS:
@@ -299,11 +304,14 @@ class LookupDrafter(Drafter):
         chances = {text.seq.seq_id: text.chances(self._num_tokens) for text in texts}
         chances = {seq_id: guess for seq_id, guess in chances.items() if guess}
         numbers = numbers_of_drafts(chances, num_sequences, budget, self._costs)
-        return {
-            text.seq.seq_id: text.draft(number)
-            for text in texts
-            if (number := numbers.get(text.seq.seq_id, 0))
-        }
+        drafts: dict[int, Draft] = {}
+        num_to_send = _MAX_SENT
+        for text in texts:
+            number = numbers.get(text.seq.seq_id, 0)
+            if number and text.num_unsent <= num_to_send:  # or else it has drafts in a later step
+                num_to_send -= text.num_unsent
+                drafts[text.seq.seq_id] = text.draft(number)
+        return drafts
 
     def _guess(self, text: _Text) -> _Guess | None:
         """Look for the end of a text in earlier text, and guess that it goes on as it did there."""
@@ -325,82 +333,52 @@ class LookupDrafter(Drafter):
         most = max(self._num_tokens, seq.num_output_placeholders)
         room = max(0, seq.max_num_tokens - end - 1)
         number = min(most, int(self._factor * match.length), room)
-        tokens = self._following(index, match, number, repeats=index is own)
-        if not tokens:
+        if number <= 0:
             return None
-        token_ids = [token_id for token_id, _ in tokens]
+        places = match.ends if self._is_suffix else match.ends[:1]
+        follow = _repeated if index is own else TokenIndex.following
+        followers = {place: follow(index, place, number) for place in places}
+        elected = elect(followers, number, self._min_share)
+        token_ids = elected.token_ids
+        if not token_ids:
+            return None
         steady = index.followers.are_steady([tail[-1], *token_ids[:-1]])
         evidence = [
             Evidence(match.length + place, support, is_steady)
-            for place, ((_, support), is_steady) in enumerate(zip(tokens, steady, strict=True))
+            for place, (support, is_steady) in enumerate(zip(elected.supports, steady, strict=True))
         ]
         draft = Draft(token_ids, is_predicted=index is predicted)
         if index is own or draft.is_predicted:
             return _Guess(draft, evidence, end, is_on_device=True)
-        reference = self._refer(text, index, match, token_ids)
+        reference = self._refer(text, index, match.length, elected)
         return _Guess(draft, evidence, end, is_on_device=bool(reference), reference=reference)
 
-    def _refer(self, text: _Text, index: TokenIndex, match: Match, guess: list[int]) -> list[int]:
+    def _refer(
+        self, text: _Text, answers: TokenIndex, match_length: int, elected: Elected
+    ) -> list[int]:
         """Return the part of an earlier answer in which the device finds drafts.
 
         It is empty if no tokens are in flight, so that the guess is the draft, or if the device has
-        no room for it. A prediction keeps its place.
+        no room for it. A prediction keeps its place on the device.
 
         Args:
             text: the text that matches.
-            index: the earlier answers.
-            match: the places in them that the guess comes from.
-            guess: the tokens that are likely to follow.
+            answers: the earlier answers.
+            match_length: number of tokens of the match.
+            elected: the guess, and the places in the answers that it comes from.
         """
         seq, held = text.seq, text.reference
         if text.predicted is not None or not self._is_drawn_ahead(seq):
             return []
-        place, number = choose_place(index, match, guess)
-        if held is not None and held.answers is index and held.has(place, match, number):
-            return held.token_ids
-        room = _WINDOW - seq.num_tokens - self._max_match
-        room = min(room, seq.max_num_tokens - seq.num_known_tokens, _MAX_REFERENCE)
-        if room < number or room > self._num_to_send:
+        room, number = _WINDOW - seq.num_tokens, len(elected.token_ids)
+        if held is not None and held.has(answers, elected.places, match_length, number):
+            return held.token_ids if len(held.token_ids) <= room else []
+        after = min(room - self._max_match, seq.max_num_tokens - seq.num_known_tokens)
+        if after < number:
             return []
-        text.reference = Reference.around(index, place, self._max_match, room)
-        self._num_to_send -= room
+        size = min(after, _MAX_REFERENCE)
+        text.reference = Reference(answers, elected.places[0], self._max_match, size)
         return text.reference.token_ids
-
-    def _following(
-        self, index: TokenIndex, match: Match, number: int, repeats: bool
-    ) -> list[tuple[int, Support]]:
-        """Return the tokens that followed most of the matches, and how many of them agree.
-
-        Args:
-            index: the index with the matches.
-            match: the matches.
-            number: number of tokens at most.
-            repeats: the match is at the end of the index, so that the text after an earlier match
-                may go on with itself.
-        """
-        if number <= 0:
-            return []
-        ends = match.ends if self._is_suffix else match.ends[:1]
-        texts = [
-            _repeated(index, end, number) if repeats else index.following(end, number)
-            for end in ends
-        ]
-        needed = self._min_share * len(texts)
-        guess: list[tuple[int, Support]] = []
-        while len(guess) < number:
-            place = len(guess)
-            if texts.count(texts[0]) == len(texts):  # nothing is left to vote about
-                support = Support.of(len(texts), len(texts))
-                return guess + [(token_id, support) for token_id in texts[0][place:]]
-            votes = Counter(text[place] for text in texts if len(text) > place)
-            if not votes:
-                break
-            ((token_id, count),) = votes.most_common(1)
-            if count < needed:
-                break
-            guess.append((token_id, Support.of(count, votes.total())))
-            texts = [text for text in texts if len(text) > place and text[place] == token_id]
-        return guess
 
 
 def _pays_off(text: _Text) -> bool:

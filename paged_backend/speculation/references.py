@@ -1,52 +1,44 @@
 """Parts of earlier answers in which the device finds drafts after tokens in flight.
 
-Verifying a text that lies beside the prompt is inference with reference (Yang et al., 2023). Here
+Verifying a text that is likely to be repeated is inference with reference (Yang et al., 2023). Here
 the host chooses the text, and the device looks in it for the end of the sequence, again and again.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import weakref
+from collections.abc import Iterable
 
-from paged_backend.speculation.token_index import Match, TokenIndex
-
-
-class Reference(NamedTuple):
-    """A part of an earlier answer that the device has, or gets with the next drafts."""
-
-    answers: TokenIndex
-    start: int  # places in the index
-    end: int
-    token_ids: list[int]
-
-    @classmethod
-    def around(cls, index: TokenIndex, end: int, before: int, after: int) -> Reference:
-        """Return the text around a place in the answers; see `TokenIndex.around`."""
-        start, token_ids = index.around(end, before, after)
-        return cls(index, start, start + len(token_ids), token_ids)
-
-    def has(self, place: int, match: Match, number: int) -> bool:
-        """Return True if this part has the end of a match, and the tokens that follow it.
-
-        Args:
-            place: one of the places of the match.
-            match: the match.
-            number: number of tokens that follow.
-        """
-        return self.start <= place - match.length and place + number <= self.end
+from paged_backend.speculation.token_index import TokenIndex
 
 
-def choose_place(index: TokenIndex, match: Match, guess: list[int]) -> tuple[int, int]:
-    """Return the newest place of a match that goes on like the guess, or else the newest one.
+class Reference:
+    """A part of an earlier answer that the device has, or gets with the next drafts.
 
     Args:
-        index: the answers.
-        match: places in them.
-        guess: the tokens that are likely to follow.
+        answers: the earlier answers.
+        place: a place in them, around which the part lies.
+        before: number of tokens before it at most.
+        after: number of tokens after it at most.
 
-    Returns:
-        The place, and the number of tokens that follow it, at most that of the guess.
+    Attributes:
+        token_ids: the part.
     """
-    following = [index.following(end, len(guess)) for end in match.ends]
-    chosen = following.index(guess) if guess in following else 0
-    return match.ends[chosen], len(following[chosen])
+
+    def __init__(self, answers: TokenIndex, place: int, before: int, after: int) -> None:
+        self._answers = weakref.ref(answers)  # which may be dropped before a sequence ends
+        self._start, self.token_ids = answers.around(place, before, after)
+        self._end = self._start + len(self.token_ids)
+
+    def has(self, answers: TokenIndex, places: Iterable[int], before: int, after: int) -> bool:
+        """Return True if this part has one of the places, and the tokens around it.
+
+        Args:
+            answers: the earlier answers.
+            places: places in them.
+            before: number of tokens before the place.
+            after: number of tokens after it.
+        """
+        return self._answers() is answers and any(
+            self._start <= place - before and place + after <= self._end for place in places
+        )

@@ -21,7 +21,7 @@ from prediction_layers import DraftOracle, make_always_right, make_predicting
 from safetensors.torch import load_file, save_file
 
 from paged_backend.core.drafter import Draft, Drafter
-from paged_backend.core.scheduled_batch import ScheduledBatch
+from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.sequence import PLACEHOLDER, Sequence
 from paged_backend.engine.engine import Engine
@@ -29,6 +29,7 @@ from paged_backend.platforms.gpu import experts as experts_module
 from paged_backend.platforms.gpu import texts
 from paged_backend.platforms.gpu.cuda_graphs import StepShape, captured_shapes
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.platforms.gpu.step_sampler import StepSampler
 from paged_backend.speculation.drafting_rule import DraftingRule
 from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.values.options.speculation import SpeculativeConfig
@@ -245,6 +246,34 @@ def test_the_device_draws_drafts_from_references(folder: Path, plain: Answers) -
     assert answers_of(own) == answers_of(given) == plain
     # Each answer has 9 tokens, and each step waits for another number of drafts.
     assert given.stats().num_accepted_tokens > own.stats().num_accepted_tokens + 8
+
+
+@pytest.mark.parametrize("window", [16, 32])
+def test_a_reference_overwrites_no_token_of_the_text(
+    window: int, folder: Path, plain: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the room that the text leaves, which is less than it has tokens."""
+    monkeypatch.setattr(texts, "_WINDOW", window)
+    admit, num_seen = StepSampler.admit, 0
+
+    def checked(self: StepSampler, inputs: Any, items: list[ScheduledSequence]) -> None:
+        nonlocal num_seen
+        assert self.texts is not None
+        before, known = self.texts._texts.tokens.clone(), set(self._sampled)
+        admit(self, inputs, items)
+        for item in items:
+            if item.reference_token_ids and item.seq_id in known:
+                length, row = item.start + 1, self._inputs.rows[item.seq_id]
+                places = [place % window for place in range(max(length - window, 0), length)]
+                after = self.texts._texts.tokens
+                assert torch.equal(after[row, places], before[row, places])
+                num_seen += 1
+
+    monkeypatch.setattr(StepSampler, "admit", checked)
+    drafter = GivesReferences(plain)
+    engine = engine_for(folder, drafter=drafter, speculative_config={}, async_scheduling=True)
+    assert answers_of(engine) == plain
+    assert num_seen > 5
 
 
 @pytest.fixture(scope="module")

@@ -214,20 +214,69 @@ def test_a_prediction_keeps_its_place_on_the_device() -> None:
     assert step(one, [in_flight(seq)]) == ({2}, {})
 
 
+def test_an_answer_that_is_given_again_is_not_sent_again() -> None:
+    """The part of the first answer goes on as the newest one does."""
+    one, answer = drafter_for_device(), list(range(1000, 1400))
+    answer_of(one, sequence(1, [1], answer))
+    seq = in_flight(sequence(2, [2], answer[:20]))
+    first = step(one, [seq])[1][2].reference
+    answer_of(one, sequence(3, [1], answer))
+    go_on(seq, answer[20])
+    assert step(one, [seq])[1][2].reference is first
+
+
+def test_a_part_of_an_answer_is_known_by_its_answers() -> None:
+    """The answers of a tenant are dropped, and later ones have other tokens at the same places."""
+    one, begin = drafter_for_device(), list(range(100, 150))
+    old, new = begin + list(range(1000, 1100)), begin + list(range(2000, 2100))
+    answer_of(one, sequence(1, [1], old, tenant="a"))
+    seq = in_flight(sequence(2, [2], begin[:20], tenant="a"))
+    assert step(one, [seq])[1][2].reference == old
+    for number in range(64):
+        answer_of(one, sequence(3 + number, [1], old, tenant=f"t{number}"))
+    answer_of(one, sequence(99, [1], new, tenant="a"))
+    go_on(seq, begin[20])
+    assert step(one, [seq])[1][2].reference == new
+
+
+def take(sequences: list[Sequence], drafts: dict[int, Draft]) -> int:
+    """Let a step send the references of its drafts, and return the number of their tokens."""
+    number = 0
+    for seq in sequences:
+        reference = drafts[seq.seq_id].reference if seq.seq_id in drafts else []
+        if reference and reference is not seq.sent_reference:
+            seq.sent_reference = reference
+            number += len(reference)
+    return number
+
+
 def test_a_step_sends_few_references() -> None:
-    """All sequences begin to repeat long answers in the same step."""
+    """All sequences begin to repeat long answers in the same step, and none of them waits."""
     one = drafter_for_device()
     answers = [list(range(1000 * number, 1000 * number + 900)) for number in range(12)]
     for number, answer in enumerate(answers):
         answer_of(one, sequence(number, [1], answer))
     texts = [in_flight(sequence(50 + n, [2], answer[:20])) for n, answer in enumerate(answers)]
-    awaiting, drafts = step(one, texts)
-    assert len(awaiting) == 4 and len(drafts) == 8
-    assert sum(len(draft.reference) for draft in drafts.values()) <= 8 * (512 + 20)
-    for seq, answer in zip(texts, answers, strict=True):
-        go_on(seq, answer[20])
-    awaiting, drafts = step(one, texts)
-    assert not awaiting and len(drafts) == 12
+    one.awaits(texts)
+    one.propose(texts, 0)  # a step without room for drafts sends nothing
+    sent = []
+    for place in range(20, 23):
+        awaiting, drafts = step(one, texts)
+        assert not awaiting
+        sent.append((len(drafts), take(texts, drafts)))
+        for seq, answer in zip(texts, answers, strict=True):
+            go_on(seq, answer[place])
+    assert all(number <= 4096 for _, number in sent)
+    assert [number for number, _ in sent] == [7, 12, 12] and sent[2][1] == 0
+
+
+def test_many_short_answers_are_sent_in_one_step() -> None:
+    one = drafter_for_device()
+    answers = [list(range(100 * number, 100 * number + 60)) for number in range(60)]
+    for number, answer in enumerate(answers):
+        answer_of(one, sequence(number, [1], answer))
+    texts = [in_flight(sequence(100 + n, [2], answer[:20])) for n, answer in enumerate(answers)]
+    assert len(step(one, texts)[1]) == 60
 
 
 def test_guesses_that_are_always_wrong_end() -> None:

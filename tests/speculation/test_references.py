@@ -1,25 +1,41 @@
-"""The choice of the part of an earlier answer that the device gets."""
+"""The part of an earlier answer that the device gets, and the votes of places about a guess."""
 
 from __future__ import annotations
 
-from paged_backend.speculation.references import Reference, choose_place
-from paged_backend.speculation.token_index import SEPARATOR, Match, TokenIndex
+import gc
+
+from paged_backend.speculation.acceptance import Support
+from paged_backend.speculation.references import Reference
+from paged_backend.speculation.token_index import TokenIndex
+from paged_backend.speculation.votes import elect
 
 
-def test_a_reference_has_a_match_and_what_follows_it() -> None:
+def test_a_reference_has_the_tokens_around_some_places() -> None:
     index = TokenIndex(64, 1)
     index.extend(range(100, 150))
-    reference = Reference.around(index, 20, 10, 15)
-    assert reference == (index, 10, 35, [*range(110, 135)])
-    assert reference.has(20, Match(10, [20]), 15)
-    assert not reference.has(20, Match(11, [20]), 15)
-    assert not reference.has(20, Match(10, [20]), 16)
+    reference = Reference(index, 20, before=10, after=15)
+    assert reference.token_ids == [*range(110, 135)]
+    assert reference.has(index, [20], before=10, after=15)
+    assert reference.has(index, [49, 22, 5], before=10, after=13)
+    assert not reference.has(index, [20], before=11, after=15)
+    assert not reference.has(index, [20], before=10, after=16)
+    assert not reference.has(TokenIndex(64, 1), [20], before=10, after=15)
 
 
-def test_the_place_goes_on_like_the_guess() -> None:
+def test_a_reference_keeps_no_answers_in_memory() -> None:
     index = TokenIndex(64, 1)
-    index.extend([1, 2, 3, 4, SEPARATOR, 1, 2, 7, 8, SEPARATOR, 1, 2, 3])
-    match = Match(2, [12, 7, 2])
-    assert choose_place(index, match, [7, 8]) == (7, 2)
-    assert choose_place(index, match, [3, 4]) == (2, 2)
-    assert choose_place(index, match, [3, 9]) == (12, 1)
+    index.extend(range(100, 150))
+    reference = Reference(index, 20, before=10, after=15)
+    del index
+    gc.collect()
+    assert reference._answers() is None
+
+
+def test_the_places_that_win_go_on_with_all_tokens() -> None:
+    followers = {12: [3, 4], 9: [3, 5, 7], 6: [3, 5, 8], 4: [3, 5, 7], 2: [9]}
+    token_ids, supports, places = elect(followers, 3, 0.0)
+    assert (token_ids, places) == ([3, 5, 7], [9, 4])
+    assert supports == [Support.MOST, Support.MOST, Support.MOST]
+    assert elect(followers, 3, 0.5) == ([3, 5], [Support.MOST] * 2, [9, 6, 4])
+    assert elect({7: [1, 2]}, 2, 0.0) == ([1, 2], [Support.ONE] * 2, [7])
+    assert elect({7: [1, 2], 3: [1, 2]}, 2, 0.0) == ([1, 2], [Support.ALL] * 2, [7, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 
@@ -110,6 +111,19 @@ def numbers_of(engine: Engine) -> list[tuple[int, int]]:
     return numbers
 
 
+def counts_of(engine: Engine) -> list[DraftCounts]:
+    """A list to which the counts of the drafts of all outputs will be added."""
+    counts, step = list[DraftCounts](), engine.step
+
+    def counted() -> list[SequenceOutput]:
+        outputs = step()
+        counts.extend(output.drafts for output in outputs if output.drafts is not None)
+        return outputs
+
+    engine.step = counted  # type: ignore[method-assign]
+    return counts
+
+
 @pytest.mark.parametrize("num_seqs", [1, NUM_SEQS])
 def test_predictions_are_verified_while_a_step_is_in_flight(num_seqs: int) -> None:
     """The device has them, so no sequence waits; every 20th of their tokens is wrong."""
@@ -119,17 +133,9 @@ def test_predictions_are_verified_while_a_step_is_in_flight(num_seqs: int) -> No
         predicted = [token + 20_000 * (token % 20 == 19) for token in answer]
         request = replace(greedy(str(seed), [7], 200), predicted_token_ids=predicted)
         engine.add_request(replace(request, params=replace(request.params, seed=seed)))
-    drafts, step = DraftCounts(), engine.step
-
-    def counted() -> list[SequenceOutput]:
-        nonlocal drafts
-        outputs = step()
-        for output in outputs:
-            drafts = drafts.plus(output.drafts or DraftCounts())
-        return outputs
-
-    engine.step = counted  # type: ignore[method-assign]
+    counts = counts_of(engine)
     middle = numbers_of(engine)[20:-5]
+    drafts = reduce(DraftCounts.plus, counts)
     assert drafts.num_predicted_accepted == drafts.num_accepted > 120 * num_seqs
     # After a wrong token of a prediction, nothing matches.
     assert drafts.num_tokens > drafts.num_predicted > 0.6 * drafts.num_tokens
@@ -166,9 +172,11 @@ def test_earlier_answers_are_verified_while_a_step_is_in_flight(num_seqs: int) -
         return launch(output, guide)
 
     engine.executor.launch = watched  # type: ignore[method-assign]
+    counts = counts_of(engine)
     middle = numbers_of(engine)[20:-5]
     stats = engine.stats()
     assert stats.num_generation_tokens == 400 * num_seqs
+    assert not any(each.num_predicted for each in counts)
     assert stats.num_accepted_tokens - before.num_accepted_tokens > 80 * num_seqs
     assert stats.num_steps - before.num_steps < 120  # without drafts 200
     assert sum(in_flight == 1 for in_flight, _ in middle) > 0.9 * len(middle)

@@ -80,7 +80,8 @@ class DeviceTexts:
         Args:
             row: the row of the sequence.
             token_ids: the reference.
-            end: a number of tokens that the text does not exceed before the next call.
+            end: number of tokens of the text and of the drafts in this step at most. Later tokens
+                of the text take the places of the first ones of the reference.
         """
         room = max(self._width - end, 0)
         self._put_before(row, np.array(token_ids[:room], np.int32))

@@ -68,8 +68,8 @@ class SimulatedTexts:
     def _drafts(self, item: ScheduledSequence) -> list[int]:
         """Return what followed the newest of the longest matches of the end of a text.
 
-        Matches in the prediction, or in the reference that has taken its place, are newer than
-        those in the text, which goes on after it.
+        Of equally long ones, those in the prediction, or in the reference that has taken its place,
+        are newer than those in the text.
         """
         text = np.array(self._texts[item.seq_id])
         before = self._references.get(item.seq_id, item.samples[0].predicted_token_ids)
