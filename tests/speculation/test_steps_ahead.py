@@ -10,6 +10,7 @@ import pytest
 
 from paged_backend.core.scheduler_output import DraftGuide, LaunchedStep, SchedulerOutput
 from paged_backend.engine.engine import Engine
+from paged_backend.speculation.step_costs import StepCosts
 from paged_backend.tools.bench.requests import greedy
 from paged_backend.tools.bench.simulated_device import SimulatedDrafts, SimulatedExecutor
 from paged_backend.values.config import EngineConfig
@@ -59,6 +60,11 @@ def steps_in_flight(
     return found
 
 
+def verify_each_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let drafts cost nothing: the times of a busy machine would decide about them."""
+    monkeypatch.setattr(StepCosts, "token_s", 0.0)
+
+
 def test_a_drafter_without_guesses_leaves_no_step_out() -> None:
     """The device has its next step before it ends one, as often as without a drafter."""
     plain = steps_in_flight(speculates=False)
@@ -69,8 +75,11 @@ def test_a_drafter_without_guesses_leaves_no_step_out() -> None:
 
 
 @pytest.mark.parametrize("num_seqs", [1, NUM_SEQS])
-def test_steps_follow_each_other_while_text_repeats_itself(num_seqs: int) -> None:
+def test_steps_follow_each_other_while_text_repeats_itself(
+    num_seqs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each step is launched before the one before it is over, and has drafts of all sequences."""
+    verify_each_guess(monkeypatch)
     answers = {seed: [*range(20)] * 10 for seed in range(num_seqs)}
     engine = engine_on_device(True, answers, num_seqs, step_s=0.01)  # longer than the host takes
     middle = numbers_of(engine)[30:-5]
@@ -125,8 +134,11 @@ def counts_of(engine: Engine) -> list[DraftCounts]:
 
 
 @pytest.mark.parametrize("num_seqs", [1, NUM_SEQS])
-def test_predictions_are_verified_while_a_step_is_in_flight(num_seqs: int) -> None:
+def test_predictions_are_verified_while_a_step_is_in_flight(
+    num_seqs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The device has them, so no sequence waits; every 20th of their tokens is wrong."""
+    verify_each_guess(monkeypatch)
     answers = {seed: list(range(1000 * seed, 1000 * seed + 200)) for seed in range(num_seqs)}
     engine = engine_on_device(True, answers, num_seqs=0, step_s=0.01)
     for seed, answer in answers.items():
@@ -145,11 +157,14 @@ def test_predictions_are_verified_while_a_step_is_in_flight(num_seqs: int) -> No
 
 
 @pytest.mark.parametrize("num_seqs", [1, NUM_SEQS])
-def test_earlier_answers_are_verified_while_a_step_is_in_flight(num_seqs: int) -> None:
+def test_earlier_answers_are_verified_while_a_step_is_in_flight(
+    num_seqs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The device gets the part of an answer that a sequence repeats, once; no sequence waits.
 
     Each sequence repeats the answer of another one, with every 50th token changed.
     """
+    verify_each_guess(monkeypatch)
     earlier = {seed: list(range(1000 * seed, 1000 * seed + 200)) for seed in range(num_seqs)}
     changed = {
         num_seqs + seed: [token + 20_000 * (token % 50 == 49) for token in answer]
