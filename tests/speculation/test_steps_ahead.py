@@ -82,7 +82,7 @@ def test_steps_follow_each_other_while_text_repeats_itself(
     verify_each_guess(monkeypatch)
     answers = {seed: [*range(20)] * 10 for seed in range(num_seqs)}
     engine = engine_on_device(True, answers, num_seqs, step_s=0.01)  # longer than the host takes
-    middle = numbers_of(engine)[30:-5]
+    middle = numbers_of(engine)[22:-2]
     stats = engine.stats()
     assert stats.num_generation_tokens == 200 * num_seqs
     assert stats.num_steps < 100  # drafts were right
@@ -146,7 +146,7 @@ def test_predictions_are_verified_while_a_step_is_in_flight(
         request = replace(greedy(str(seed), [7], 200), predicted_token_ids=predicted)
         engine.add_request(replace(request, params=replace(request.params, seed=seed)))
     counts = counts_of(engine)
-    middle = numbers_of(engine)[20:-5]
+    middle = numbers_of(engine)[8:-2]
     drafts = reduce(DraftCounts.plus, counts)
     assert drafts.num_predicted_accepted == drafts.num_accepted > 120 * num_seqs
     # After a wrong token of a prediction, nothing matches.
@@ -188,7 +188,7 @@ def test_earlier_answers_are_verified_while_a_step_is_in_flight(
 
     engine.executor.launch = watched  # type: ignore[method-assign]
     counts = counts_of(engine)
-    middle = numbers_of(engine)[20:-5]
+    middle = numbers_of(engine)[8:-2]
     stats = engine.stats()
     assert stats.num_generation_tokens == 400 * num_seqs
     assert not any(each.num_predicted for each in counts)
