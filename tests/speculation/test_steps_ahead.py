@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import reduce
 
 import pytest
+from free_drafts import make_drafts_free
 
 from paged_backend.core.scheduler_output import DraftGuide, LaunchedStep, SchedulerOutput
 from paged_backend.engine.engine import Engine
@@ -90,19 +91,20 @@ def test_steps_follow_each_other_while_text_repeats_itself(
     assert sum(drafted == num_seqs for _, drafted in middle) > 0.8 * len(middle)
 
 
-def test_a_draft_model_guesses_while_a_step_is_in_flight() -> None:
+def test_a_draft_model_guesses_while_a_step_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of its drafts are wrong."""
+    make_drafts_free(monkeypatch)
     rng = random.Random(1)
     answers = {seed: rng.choices(range(VOCAB_SIZE), k=200) for seed in range(NUM_SEQS)}
     drafts = SimulatedDrafts(pass_s=0.001, chance=0.8)
     engine = engine_on_device(True, answers, step_s=0.02, drafts=drafts)
-    # Steps without drafts are measured before these, and the first sequences end after them.
-    middle = numbers_of(engine)[30:50]
+    middle = numbers_of(engine)[5:25]  # the first sequences end after them
     stats = engine.stats()
     assert stats.num_generation_tokens == 200 * NUM_SEQS
-    assert 0.3 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
+    assert 0.2 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.3
     assert sum(in_flight == 1 for in_flight, _ in middle) > 0.9 * len(middle)
-    assert sum(drafted == NUM_SEQS for _, drafted in middle) > 0.8 * len(middle)
+    # A step has 64 drafts at most, and a sequence 16.
+    assert sum(drafted == 4 for _, drafted in middle) > 0.8 * len(middle)
 
 
 def numbers_of(engine: Engine) -> list[tuple[int, int]]:
