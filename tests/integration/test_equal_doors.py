@@ -264,7 +264,8 @@ def test_every_interface_gives_the_same_tokens(
         for asked, right in zip(ASKED, wanted, strict=True)
         if asked.is_chat or not only_chats
     ]
-    with ThreadPoolExecutor(8) as pool:
+    # Several streams of a program can hang or crash it; see docs/protocols.md.
+    with ThreadPoolExecutor(1 if "bls" in door else 8) as pool:
         found = list(pool.map(partial(DOORS[door], doors), [asked for asked, _ in pairs]))
     for (asked, right), answer in zip(pairs, found, strict=True):
         assert answer.text == right.text, asked
