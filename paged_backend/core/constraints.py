@@ -129,8 +129,8 @@ def accept_tokens(
 def can_be_forced(seq: Sequence) -> bool:
     """Return True if forced tokens may be appended without sampling.
 
-    They are sampled if their logprobs are needed, or if other parameters may forbid them. The queue
-    counts the tokens of a waiting sequence, so their number must not change.
+    They are sampled if their logprobs are needed, or if other parameters may forbid them, or allow
+    another end. The queue counts the tokens of a waiting sequence, so their number must not change.
     """
     params = seq.request.params
     return (
@@ -138,4 +138,6 @@ def can_be_forced(seq: Sequence) -> bool:
         and seq.num_output_placeholders == 0
         and params.logprobs is None
         and not params.adjusts_tokens
+        and not params.stop_token_ids
+        and params.min_tokens <= seq.num_output_tokens
     )

@@ -91,7 +91,7 @@ class Drafting:
                 budget -= len(draft.token_ids)
         return drafts
 
-    def goes_ahead(self, seq: Sequence) -> bool:
+    def may_follow_drafts(self, seq: Sequence) -> bool:
         """Return True if the next slice of a sequence may follow drafts in flight."""
         return self.draws_ahead and may_go_ahead(seq)
 

@@ -298,7 +298,7 @@ class Scheduler:
         continued = set(step.continued)
         if len(continued) < len(self.sequences.running):
             for seq in self.sequences.running.values():
-                if seq in continued or must_wait(seq, self._drafting.goes_ahead(seq)):
+                if seq in continued or must_wait(seq, self._drafting.may_follow_drafts(seq)):
                     continue
                 if seq.seq_id in awaiting:
                     continue

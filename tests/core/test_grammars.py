@@ -18,6 +18,7 @@ from engine_without_model import (
     RandomLexer,
     SchedulerOfSlices,
     ToyGrammar,
+    WorkerDrafter,
     expected_tokens,
     make_request,
     mask_of,
@@ -157,6 +158,18 @@ def test_masks_follow_the_drafts_that_the_device_draws():
         items = [item for plan in engine.plans for item in plan.scheduled]
         num_masked += sum(item.draws_drafts and item.max_move > 0 for item in items)
     assert num_masked > 20  # drafts that follow drafts in flight
+
+
+def test_a_draft_model_guesses_only_after_known_tokens_under_a_grammar():
+    """A step begins with known tokens if the worker draws drafts for a sequence with a grammar."""
+    for seed in range(20):
+        engine = EngineWithoutModel(async_scheduling=True, drafter=WorkerDrafter(seed))
+        for name in "ab":
+            request = make_request(name, [4, 9], n=2, max_tokens=20, seed=seed)
+            constrained = grammars(request, []) if name == "a" else None
+            engine.scheduler.add_request(request, 1, (), constrained)
+        engine.run()
+        assert engine.num_drawn > 10
 
 
 def test_forced_tokens_are_computed_in_one_step():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import torch
 from checkpoints import make_checkpoint
 from free_drafts import make_drafts_free
 from oracle import EOS, make_engine
+from padded_steps import DRAFTED, use_shapes
 
 from paged_backend.core.grammar_budget import StepTime
 from paged_backend.core.scheduler_output import DrawnDrafts
 from paged_backend.engine.engine import Engine
-from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
+from paged_backend.platforms.gpu.cuda_graphs import StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.platforms.gpu.texts import DeviceTexts
+from paged_backend.speculation.lookup import LookupDrafter
 from paged_backend.speculation.step_costs import StepCosts
 from paged_backend.values.output_constraint import OutputConstraint
 from paged_backend.values.outputs import TokenLogprobs
@@ -62,6 +66,8 @@ ASKED: list[tuple[dict[str, object] | None, dict[str, object]]] = [
         {"regex": "[0-9]{3,12}"},
         {"logit_bias": {21: 4.0}, "bad_words_token_ids": ((20, 21),), "logprobs": 0},
     ),
+    # The output may end with any of several tokens, so the end is not forced.
+    ({"choice": ["y", "n", "o"]}, {"temperature": 1.5, "stop_token_ids": [*range(250, 310)]}),
     # Penalties count forced tokens.
     ({"regex": "(a[bc]deaf|abab){4}"}, {"temperature": 0, "frequency_penalty": 1.5}),
     # They do not count tokens that were dropped: most of them are sampled again.
@@ -150,16 +156,17 @@ def expected(folder: Path) -> Answers:
     "steps",
     [
         pytest.param("ahead", marks=pytest.mark.thorough),
-        *("padded", "late", "drafted", "drafted late"),
+        *("padded", "late", "drafted", "drafted late", "drafted padded"),
     ],
 )
 def test_constrained_answers_equal_those_of_the_cpu(folder, expected, monkeypatch, steps):
     """With steps scheduled ahead, padded to the shapes of graphs, with drafts, with late masks.
 
-    Steps with drafts and those with late masks are scheduled ahead, too.
+    All but the padded ones without drafts are scheduled ahead.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, object] = {"async_scheduling": steps != "padded"}
+    shapes = DRAFTED if "drafted" in steps else [StepShape.decodes(4)]
     if "drafted" in steps:
         monkeypatch.setattr(StepCosts, "token_s", 0.0)  # verify each guess
         options["speculative_config"] = {"method": "suffix"}
@@ -169,9 +176,7 @@ def test_constrained_answers_equal_those_of_the_cpu(folder, expected, monkeypatc
     engine = constrained_engine(folder, device, **options)
     runner = engine.executor.model_runner
     assert isinstance(runner, GpuModelRunner)
-    replayed: list[StepShape] = []
-    if steps == "padded":
-        replace_graphs(runner, replayed)
+    replayed = use_shapes(runner, shapes) if "padded" in steps else []
     taken, take = list[DrawnDrafts](), engine.scheduler.take_drafts
     monkeypatch.setattr(
         engine.scheduler, "take_drafts", lambda drawn: taken.append(drawn) or take(drawn)
@@ -184,7 +189,49 @@ def test_constrained_answers_equal_those_of_the_cpu(folder, expected, monkeypatc
         confirm_logprobs(answer.prompt_logprobs, expected[key].prompt_logprobs)
     assert (engine.stats().num_draft_tokens > 0) == ("drafted" in steps)
     assert (len(taken) > 5) == ("drafted" in steps)  # drafts after tokens in flight, with masks
-    assert set(replayed) == ({StepShape.decodes(4)} if steps == "padded" else set())
+    assert set(replayed) >= (set(shapes[-1:]) if "padded" in steps else set())
+
+
+def test_the_device_has_forced_tokens_and_references(folder, monkeypatch):
+    """Sequences wait now and then, and then their grammars force tokens; some count them, too."""
+    monkeypatch.setattr(StepCosts, "token_s", 0.0)
+    waits, awaits, draw = random.Random(5), LookupDrafter.awaits, DeviceTexts.draw
+
+    def wait_more(self, sequences):
+        sequences = list(sequences)
+        more = {seq.seq_id for seq in sequences if waits.random() < 0.3}
+        return awaits(self, sequences) | more
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = {"method": "suffix"}
+    engine = constrained_engine(folder, device, async_scheduling=True, speculative_config=config)
+    rows, seen = engine.executor.model_runner._inputs.rows, {"texts": 0, "references": 0}
+
+    def compared(self, slices, sent, input_ids):
+        seq_ids = {row: seq_id for seq_id, row in rows._by_seq.items()}
+        for row in {row for row, *_, draws in slices.tolist() if draws}:
+            seq = engine.scheduler.sequences.running[seq_ids[row]]
+            known = seq.token_ids[: seq.num_known_tokens]
+            assert self._texts.tokens[row, : len(known)].tolist() == known
+            seen["texts"] += 1
+            if seq.sent_reference:
+                assert self._num_before[row] > 0
+                seen["references"] += 1
+        return draw(self, slices, sent, input_ids)
+
+    monkeypatch.setattr(LookupDrafter, "awaits", wait_more)
+    monkeypatch.setattr(DeviceTexts, "draw", compared)
+    grammar = grammar_of({"regex": "(a[bc]deaf|abab){8}"})
+    for number in range(6):
+        params = {"temperature": 0.8 if number < 3 else 0, "seed": number, "max_tokens": 40}
+        params |= {"frequency_penalty": 0.1} if number % 2 else {}
+        prompt = [5 + number, 9, *range(11, 13 + number)]
+        request = Request(str(number), prompt, SamplingParams.from_mapping(params), grammar=grammar)
+        engine.add_request(request)
+        while engine.has_unfinished:
+            engine.step()
+    assert engine.stats().num_forced_tokens > 20
+    assert seen["texts"] > 20 and seen["references"] > 5
 
 
 # Another rank's process does not have the fast interpreter of these tests.
@@ -206,19 +253,6 @@ def test_a_draft_model_and_constrained_answers(folder, expected, monkeypatch, nu
     for key, answer in found.items():
         assert (answer.tokens, answer.reason) == (expected[key].tokens, expected[key].reason)
     assert engine.stats().num_draft_tokens > 40
-
-
-def replace_graphs(runner: GpuModelRunner, replayed: list[StepShape]) -> None:
-    """Launch each captured shape anew instead of replaying a graph of it."""
-
-    def capture(shape: StepShape):
-        def replay() -> torch.Tensor:
-            replayed.append(shape)
-            return runner._run(shape)
-
-        return replay
-
-    runner._graphs = StepGraphs([StepShape.decodes(4)], capture)
 
 
 def confirm_logprobs(found: list[TokenLogprobs], expected: list[TokenLogprobs]) -> None:

@@ -95,7 +95,7 @@ class LaunchedGpuStep(LaunchedStep):
     shape: StepShape
     prompt_logprobs: list[DeviceLogprobs]
     predicted: PredictedDrafts | None
-    # The tokens before the samples, as far as they are drafts from texts; None without these.
+    # The tokens before the samples, of which only drafts from texts are known; None without these.
     drafts: Arrival | None
 
     def drafts_from_texts(self) -> dict[int, list[int]]:

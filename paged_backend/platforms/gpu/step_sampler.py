@@ -58,6 +58,7 @@ class StepSampler:
         self._vocab_size = config.vocab_size
         self._sampled: set[int] = set()  # seq_ids of sequences with parameters on the device
         self._penalized: set[int] = set()  # the part of them with penalties or `min_tokens`
+        self._with_text: set[int] = set()  # sequences with a text on the device
         num_rows = limits.max_num_seqs + 1
         # What takes the place of placeholders: the token of each row that was sampled last, then
         # the first draft of each row, and so on.
@@ -98,16 +99,34 @@ class StepSampler:
         rows = [row for row, _ in new.values()]
         self._sampler.admit(rows, specs)
         if self.texts is not None:
-            self.texts.admit(rows, specs)
-            for item in items:
-                if item.reference_token_ids:
-                    end = item.start + len(item.token_ids)
-                    row = self._inputs.rows[item.seq_id]
-                    self.texts.refer(row, item.reference_token_ids, end)
+            self._admit_texts(self.texts, list(new.values()), items)
         self._sampled.update(spec.seq_id for spec in specs)
         self._penalized.update(
             spec.seq_id for spec in specs if spec.params.penalized or spec.params.min_tokens
         )
+
+    def _admit_texts(
+        self,
+        texts: DeviceTexts,
+        new: list[tuple[int, SampleSpec]],
+        items: Sequence[ScheduledSequence],
+    ) -> None:
+        """Send the texts of new sequences, and what others have that the device has not sampled.
+
+        Args:
+            texts: the texts.
+            new: rows and first samples of the sequences whose parameters are sent.
+            items: see `admit`.
+        """
+        unknown = [(row, spec) for row, spec in new if spec.seq_id not in self._with_text]
+        texts.admit([row for row, _ in unknown], [spec for _, spec in unknown])
+        for item in items:
+            row, forced = self._inputs.rows[item.seq_id], _forced_tokens(item)
+            if forced and item.seq_id in self._with_text:
+                texts.write(row, item.start + 1, forced)
+            if item.reference_token_ids:
+                texts.refer(row, item.reference_token_ids, item.start + len(item.token_ids))
+        self._with_text.update(spec.seq_id for _, spec in unknown)
 
     def give_answers(self, answers: GivenAnswers) -> None:
         """Let the tokens of these answers take the place of what is sampled."""
@@ -115,8 +134,8 @@ class StepSampler:
 
     def release(self, seq_ids: Iterable[int]) -> None:
         """Forget sequences."""
-        self._sampled.difference_update(seq_ids)
-        self._penalized.difference_update(seq_ids)
+        for known in (self._sampled, self._penalized, self._with_text):
+            known.difference_update(seq_ids)
 
     def input_ids(self, shape: StepShape) -> Tensor:
         """Return the input tokens of a step, [num_tokens] int64.
@@ -247,8 +266,7 @@ class StepSampler:
         """
         if self._penalized:
             for item in items:
-                is_longer = len(item.token_ids) - item.num_draft_tokens > 1
-                if is_longer and item.seq_id in self._penalized:
+                if _forced_tokens(item) and item.seq_id in self._penalized:
                     self._sampled.discard(item.seq_id)
 
     def _change_and_sample(
@@ -273,3 +291,8 @@ class StepSampler:
         num_words = -(-self._vocab_size // 32)
         words = np.frombuffer(masks.bits, "<i4").reshape(len(rows), -1)[:, :num_words].copy()
         apply_token_masks(logits, self._transfer.send(rows), self._transfer.send(words))
+
+
+def _forced_tokens(item: ScheduledSequence) -> list[int]:
+    """Return the known tokens of a slice after its first one: of a decode, those of a grammar."""
+    return item.token_ids[1 : len(item.token_ids) - item.num_draft_tokens]

@@ -72,6 +72,14 @@ class DeviceTexts:
             predicted, room = arrays[id(token_ids)], self._width - len(newest)
             self._put_before(row, predicted[max(len(predicted) - room, 0) :])
 
+    def write(self, row: int, start: int, token_ids: Sequence[int]) -> None:
+        """Send tokens of a text that the device has not sampled, from the position `start` on."""
+        newest = token_ids[-self._width :]
+        first = start + len(token_ids) - len(newest)
+        places = (first + np.arange(len(newest))) & (self._width - 1)
+        values = self._transfer.send(np.array(newest, np.int32))
+        self._texts.tokens[row].index_copy_(0, self._transfer.send(places), values)
+
     def refer(self, row: int, token_ids: Sequence[int], end: int) -> None:
         """Send a reference in place of the one, or of the prediction, that a row has.
 
