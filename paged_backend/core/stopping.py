@@ -48,7 +48,7 @@ def cut_at_end(seq: Sequence, token_ids: list[int]) -> tuple[list[int], FinishRe
     return token_ids, None
 
 
-def must_wait(seq: Sequence, goes_ahead: bool = False) -> bool:
+def must_wait(seq: Sequence, goes_ahead: bool) -> bool:
     """Return True if a running sequence must not be scheduled now.
 
     A step in flight may verify drafts, sample the last token that the limits allow, or return the

@@ -194,16 +194,22 @@ def test_tokens_after_a_wrong_draft_are_not_kept(drafted, padding, width):
         assert kept.num_wrong[-1] == 99
 
 
-@pytest.mark.parametrize("length", [3, 16, 17, 37])
-def test_a_new_text_is_sent_as_tokens_are_kept(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def small_texts(monkeypatch: pytest.MonkeyPatch) -> device_texts.DeviceTexts:
+    """Texts of two sequences that keep 16 tokens each."""
     monkeypatch.setattr(device_texts, "_WINDOW", 16)
     limits = StepLimits(
         max_num_seqs=2, max_num_batched_tokens=8, async_scheduling=True, match_lengths=(1, 2)
     )
-    transfer = Transfer(DEVICE, None)
-    texts = device_texts.DeviceTexts(limits, 100, ints([0] * 3), ints([0] * 3), transfer)
+    return device_texts.DeviceTexts(
+        limits, 100, ints([0] * 3), ints([0] * 3), Transfer(DEVICE, None)
+    )
+
+
+@pytest.mark.parametrize("length", [3, 16, 17, 37])
+def test_a_new_text_is_sent_as_tokens_are_kept(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = small_texts(monkeypatch)
     text = list(range(1, 50))
     predicted = list(range(100, 110))
     spec = SampleSpec(0, SamplingParams(), 0, length, length, text, 0, predicted)
@@ -223,13 +229,7 @@ def test_a_reference_takes_the_place_of_a_prediction(
     end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the room that a text of `end` tokens leaves, until the row gets another sequence."""
-    monkeypatch.setattr(device_texts, "_WINDOW", 16)
-    limits = StepLimits(
-        max_num_seqs=2, max_num_batched_tokens=8, async_scheduling=True, match_lengths=(1, 2)
-    )
-    texts = device_texts.DeviceTexts(
-        limits, 100, ints([0] * 3), ints([0] * 3), Transfer(DEVICE, None)
-    )
+    texts = small_texts(monkeypatch)
     spec = SampleSpec(0, SamplingParams(), 0, 3, 3, [1, 2, 3], 0, [7, 8, 9, 1, 2])
     texts.admit([1], [spec])
     reference = [*range(100, 106)]

@@ -121,11 +121,12 @@ class StepSampler:
         unknown = [(row, spec) for row, spec in new if spec.seq_id not in self._with_text]
         texts.admit([row for row, _ in unknown], [spec for _, spec in unknown])
         for item in items:
-            row, forced = self._inputs.rows[item.seq_id], _forced_tokens(item)
-            if forced and item.seq_id in self._with_text:
+            row, num_tokens = self._inputs.rows[item.seq_id], len(item.token_ids)
+            if _has_forced_tokens(item) and item.seq_id in self._with_text:
+                forced = item.token_ids[1 : num_tokens - item.num_draft_tokens]
                 texts.write(row, item.start + 1, forced)
             if item.reference_token_ids:
-                texts.refer(row, item.reference_token_ids, item.start + len(item.token_ids))
+                texts.refer(row, item.reference_token_ids, item.start + num_tokens)
         self._with_text.update(spec.seq_id for _, spec in unknown)
 
     def give_answers(self, answers: GivenAnswers) -> None:
@@ -237,7 +238,7 @@ class StepSampler:
     def receive_drafts(self, shape: StepShape) -> Arrival:
         """Start to copy the drafts that were drawn from texts to the host, before the forward pass.
 
-        They are the tokens before the samples of the step, as far as these are no placeholders.
+        The copy has the token before each sample. Only those that are drafts are valid.
         """
         part = self._inputs.buffers(shape).part
         indices = part("logits_indices", shape.num_samples)
@@ -266,7 +267,7 @@ class StepSampler:
         """
         if self._penalized:
             for item in items:
-                if _forced_tokens(item) and item.seq_id in self._penalized:
+                if _has_forced_tokens(item) and item.seq_id in self._penalized:
                     self._sampled.discard(item.seq_id)
 
     def _change_and_sample(
@@ -293,6 +294,6 @@ class StepSampler:
         apply_token_masks(logits, self._transfer.send(rows), self._transfer.send(words))
 
 
-def _forced_tokens(item: ScheduledSequence) -> list[int]:
-    """Return the known tokens of a slice after its first one: of a decode, those of a grammar."""
-    return item.token_ids[1 : len(item.token_ids) - item.num_draft_tokens]
+def _has_forced_tokens(item: ScheduledSequence) -> bool:
+    """Return True if known tokens follow the first one, which a grammar forces upon a decode."""
+    return len(item.token_ids) - item.num_draft_tokens > 1
