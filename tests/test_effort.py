@@ -77,9 +77,15 @@ def test_marks_and_examples_follow_the_environment(
     """By default, 3 of 6 cases, 4 of 8, and 1 of 2 run."""
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "test_marked.py").write_text(MARKED.replace("NUMBER", str(number)))
+    environment = {
+        **os.environ,
+        "PAGED_TESTS": tried,
+        "PYTEST_ADDOPTS": "",  # which a developer may have set
+        "PYTHONPATH": str(ROOT / "tests"),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)],
-        env={**os.environ, "PAGED_TESTS": tried, "PYTHONPATH": str(ROOT / "tests")},
+        env=environment,
         cwd=ROOT,
         capture_output=True,
         text=True,

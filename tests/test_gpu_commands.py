@@ -161,6 +161,7 @@ def test_the_parts_collect_each_test_once_without_the_packages_of_a_server(comma
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "1",  # in place of a device
+        "PYTEST_ADDOPTS": "",  # which a developer may have set
         "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in folders),
     }
     runs = [[word.replace("$RESULTS", str(tmp_path)) for word in part] for part in parts]
