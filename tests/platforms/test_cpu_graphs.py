@@ -325,7 +325,7 @@ def test_steps_of_long_prompts_have_graphs(family: str, tmp_path: Path) -> None:
     prompts = [
         shape
         for shape, graph in runner._graphs._by_shape.items()
-        if graph is not None and not shape.has_rows
+        if graph is not None and not shape.is_by_tokens
     ]
     assert len(prompts) > 3
     assert 0 in {shape.num_logits for shape in prompts}  # a part of a prompt

@@ -29,8 +29,8 @@ from paged_backend.values.options.scheduling import StepLimits
 
 _ARENA_BYTES = 2**28  # bytes of a step's activations; larger steps run without a graph
 _MAX_SHAPES = 512  # that are remembered, with their graphs
-_MAX_ROWS = 64  # tokens that may be separate rows even if fewer sequences run
-_MAX_KEYS_READ_AGAIN = 2048  # by the rows of a step; more would take the time that a graph saves
+_MAX_ROWS = 64  # tokens of a step whose graph depends on their number alone
+_MAX_UNREAD_LOGITS = 2**19  # of such a step; more would take the time that a graph saves
 
 
 class CpuGraphRunner(CpuModelRunner):
@@ -55,7 +55,7 @@ class CpuGraphRunner(CpuModelRunner):
         context: StepContext | None = None,
     ) -> None:
         super().__init__(model, attention, spec, context)
-        self._buffers = _Buffers(spec, limits, model.max_model_len)
+        self._buffers = _Buffers(spec, limits, model)
         self._graphs = _Graphs()
 
     @property
@@ -72,13 +72,13 @@ class CpuGraphRunner(CpuModelRunner):
         shape = self._buffers.shape_of(batch, tables)
         if shape is not None and self._context is not None:
             shape = shape._replace(has_adapters=self._context.has_adapters)
-            if not shape.has_rows:
+            if not shape.is_by_tokens:
                 self._context.need(batch.logits_indices)
         if shape is None or not self._graphs.may_run(shape):
             return super()._compute(batch, tables)
         self._buffers.fill(shape, batch, tables)
         logits = self._graphs.run(shape, lambda: self._forward_buffers(shape))
-        if shape.has_rows and not np.array_equal(batch.logits_indices, np.arange(len(logits))):
+        if shape.is_by_tokens and not np.array_equal(batch.logits_indices, np.arange(len(logits))):
             logits = logits[torch.from_numpy(batch.logits_indices)]
         return logits, logits[:0]
 
@@ -92,9 +92,9 @@ class CpuGraphRunner(CpuModelRunner):
 class _GraphShape(NamedTuple):
     """The sizes that the arguments of a step's kernels depend on.
 
-    If there are as many sequences as tokens, each token is a separate row with its own block table,
-    as in a decode, and has logits. A short prompt, drafts and tokens that a grammar forces can be
-    such rows of one sequence. Each row reads the keys again, so only few are allowed.
+    If there are as many sequences as tokens, each token has logits, and the last sequences may have
+    no tokens. So decodes, drafts, tokens that a grammar forces and short prompts share the graphs
+    of their number of tokens.
     """
 
     num_tokens: int
@@ -103,8 +103,8 @@ class _GraphShape(NamedTuple):
     has_adapters: bool = False  # the kernels of adapters run, too
 
     @property
-    def has_rows(self) -> bool:
-        """Return True if each token is a separate row."""
+    def is_by_tokens(self) -> bool:
+        """Return True if the shape depends on the number of tokens alone."""
         return self.num_seqs == self.num_tokens
 
 
@@ -148,12 +148,12 @@ class _Graphs:
 class _Buffers:
     """The inputs of a step, at addresses that stay."""
 
-    def __init__(self, spec: KVCacheSpec, limits: StepLimits, max_model_len: int) -> None:
+    def __init__(self, spec: KVCacheSpec, limits: StepLimits, model: Model) -> None:
         num_tokens = limits.max_num_batched_tokens
         num_rows = max(limits.max_num_seqs, min(_MAX_ROWS, num_tokens))
-        num_groups, width = len(spec.groups), -(-max_model_len // spec.block_size)
+        num_groups, width = len(spec.groups), -(-model.max_model_len // spec.block_size)
         self._max_num_tokens = num_tokens
-        self._row_starts = torch.arange(num_rows + 1, dtype=torch.int32)
+        self._max_unread = _MAX_UNREAD_LOGITS // model.config.vocab_size
         self._query_start_loc = torch.zeros(num_rows + 1, dtype=torch.int32)
         self._seq_lens = torch.zeros(num_rows, dtype=torch.int32)
         self._tables = zeros((num_groups, num_rows, width), torch.int32)
@@ -176,33 +176,31 @@ class _Buffers:
             or len(batch.other_indices)
         ):
             return None
-        may_divide = self._state_slots is None  # a state is read and written once for all tokens
-        keys_read_again = _keys_read_again(batch)
+        num_unread = num_tokens - len(batch.logits_indices)
+        # A state is read and written once for all tokens of a sequence.
+        may_be_empty = self._state_slots is None
         if num_tokens == num_seqs or (
-            may_divide and num_tokens <= max_num_rows and keys_read_again <= _MAX_KEYS_READ_AGAIN
+            may_be_empty and num_tokens <= max_num_rows and num_unread <= self._max_unread
         ):
             return _GraphShape(num_tokens, num_tokens, num_tokens)
         return _GraphShape(num_tokens, num_seqs, len(batch.logits_indices))
 
     def fill(self, shape: _GraphShape, batch: InputBatch, tables: Ints) -> None:
         """Copy the inputs of a step of a shape."""
-        num_tokens, num_seqs, num_logits, _ = shape
-        seq_lens = batch.seq_lens
-        if shape.has_rows and batch.num_decodes < num_tokens:
-            tables = np.repeat(tables, np.diff(batch.query_start_loc), axis=1)
-            seq_lens = batch.positions + np.int32(1)
+        num_tokens, num_logits = shape.num_tokens, shape.num_logits
+        num_seqs = len(batch.seq_lens)  # the others of the shape have no tokens
+        self._query_start_loc[num_seqs + 1 : shape.num_seqs + 1] = num_tokens
+        self._seq_lens[num_seqs : shape.num_seqs] = 0
         pairs: list[tuple[Tensor, Any]] = [
             (self._input_ids[:num_tokens], batch.input_ids),
             (self._positions[:num_tokens], batch.positions),
             (self._slot_mappings[:, :num_tokens], batch.slot_mappings),
-            (self._seq_lens[:num_seqs], seq_lens),
+            (self._query_start_loc[: num_seqs + 1], batch.query_start_loc),
+            (self._seq_lens[:num_seqs], batch.seq_lens),
             (self._tables[:, :num_seqs, : tables.shape[2]], tables),
         ]
-        if not shape.has_rows:
-            pairs += [
-                (self._query_start_loc[: num_seqs + 1], batch.query_start_loc),
-                (self._logits_indices[:num_logits], batch.logits_indices),
-            ]
+        if not shape.is_by_tokens:
+            pairs.append((self._logits_indices[:num_logits], batch.logits_indices))
         if self._state_slots is not None:
             pairs.append((self._state_slots[:num_seqs], batch.state_slots))
         for buffer, values in pairs:
@@ -211,22 +209,14 @@ class _Buffers:
     def of(self, shape: _GraphShape) -> tuple[Tensor, AttentionMetadata, Tensor | None]:
         """Return token ids, metadata, and the rows with logits (None: all), without copies."""
         num_tokens, num_seqs, num_logits, _ = shape
-        starts = self._row_starts if shape.has_rows else self._query_start_loc
         meta = AttentionMetadata(
-            query_start_loc=starts[: num_seqs + 1],
+            query_start_loc=self._query_start_loc[: num_seqs + 1],
             seq_lens=self._seq_lens[:num_seqs],
             block_tables=self._tables[:, :num_seqs].unbind(),
             slot_mappings=self._slot_mappings[:, :num_tokens].unbind(),
             positions=self._positions[:num_tokens],
-            num_decodes=num_seqs if shape.has_rows else 0,  # not read on a CPU
+            num_decodes=0,  # not read on a CPU
             state_slots=None if self._state_slots is None else self._state_slots[:num_seqs],
         )
-        indices = None if shape.has_rows else self._logits_indices[:num_logits]
+        indices = None if shape.is_by_tokens else self._logits_indices[:num_logits]
         return self._input_ids[:num_tokens], meta, indices
-
-
-def _keys_read_again(batch: InputBatch) -> int:
-    """Return how many more keys are read if each token of a step reads those before it."""
-    if batch.num_decodes == len(batch.input_ids):
-        return 0
-    return int(batch.positions.sum() + len(batch.positions) - batch.seq_lens.sum())
