@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -154,16 +154,16 @@ class _Buffers:
         num_groups, width = len(spec.groups), -(-model.max_model_len // spec.block_size)
         self._max_num_tokens = num_tokens
         self._max_unread = _MAX_UNREAD_LOGITS // model.config.vocab_size
-        self._query_start_loc = torch.zeros(num_rows + 1, dtype=torch.int32)
-        self._seq_lens = torch.zeros(num_rows, dtype=torch.int32)
-        self._tables = zeros((num_groups, num_rows, width), torch.int32)
-        self._input_ids = torch.zeros(num_tokens, dtype=torch.int64)
-        self._positions = torch.zeros(num_tokens, dtype=torch.int32)
-        self._slot_mappings = torch.zeros(num_groups, num_tokens, dtype=torch.int64)
+        self._tables = zeros((num_groups, num_rows, width), torch.int32).numpy()
+        self._query_start_loc = np.zeros(num_rows + 1, np.int32)
+        self._seq_lens = np.zeros(num_rows, np.int32)
+        self._input_ids = np.zeros(num_tokens, np.int64)
+        self._positions = np.zeros(num_tokens, np.int32)
+        self._slot_mappings = np.zeros((num_groups, num_tokens), np.int64)
         # Several completions can begin after one row.
-        self._logits_indices = torch.zeros(num_tokens + num_rows, dtype=torch.int64)
+        self._logits_indices = np.zeros(num_tokens + num_rows, np.int64)
         has_states = spec.states is not None
-        self._state_slots = torch.zeros(num_rows, 2, dtype=torch.int32) if has_states else None
+        self._state_slots = np.zeros((num_rows, 2), np.int32) if has_states else None
 
     def shape_of(self, batch: InputBatch, tables: Ints) -> _GraphShape | None:
         """Return the shape of a step; None if the buffers cannot hold its inputs."""
@@ -191,32 +191,35 @@ class _Buffers:
         num_seqs = len(batch.seq_lens)  # the others of the shape have no tokens
         self._query_start_loc[num_seqs + 1 : shape.num_seqs + 1] = num_tokens
         self._seq_lens[num_seqs : shape.num_seqs] = 0
-        pairs: list[tuple[Tensor, Any]] = [
-            (self._input_ids[:num_tokens], batch.input_ids),
-            (self._positions[:num_tokens], batch.positions),
-            (self._slot_mappings[:, :num_tokens], batch.slot_mappings),
-            (self._query_start_loc[: num_seqs + 1], batch.query_start_loc),
-            (self._seq_lens[:num_seqs], batch.seq_lens),
-            (self._tables[:, :num_seqs, : tables.shape[2]], tables),
-        ]
+        self._input_ids[:num_tokens] = batch.input_ids
+        self._positions[:num_tokens] = batch.positions
+        self._slot_mappings[:, :num_tokens] = batch.slot_mappings
+        self._query_start_loc[: num_seqs + 1] = batch.query_start_loc
+        self._seq_lens[:num_seqs] = batch.seq_lens
+        self._tables[:, :num_seqs, : tables.shape[2]] = tables
         if not shape.is_by_tokens:
-            pairs.append((self._logits_indices[:num_logits], batch.logits_indices))
+            self._logits_indices[:num_logits] = batch.logits_indices
         if self._state_slots is not None:
-            pairs.append((self._state_slots[:num_seqs], batch.state_slots))
-        for buffer, values in pairs:
-            buffer.numpy()[...] = values
+            self._state_slots[:num_seqs] = batch.state_slots
 
     def of(self, shape: _GraphShape) -> tuple[Tensor, AttentionMetadata, Tensor | None]:
         """Return token ids, metadata, and the rows with logits (None: all), without copies."""
         num_tokens, num_seqs, num_logits, _ = shape
+        tables = torch.from_numpy(self._tables[:, :num_seqs])
+        slot_mappings = torch.from_numpy(self._slot_mappings[:, :num_tokens])
+        slots = self._state_slots
         meta = AttentionMetadata(
-            query_start_loc=self._query_start_loc[: num_seqs + 1],
-            seq_lens=self._seq_lens[:num_seqs],
-            block_tables=self._tables[:, :num_seqs].unbind(),
-            slot_mappings=self._slot_mappings[:, :num_tokens].unbind(),
-            positions=self._positions[:num_tokens],
+            query_start_loc=torch.from_numpy(self._query_start_loc[: num_seqs + 1]),
+            seq_lens=torch.from_numpy(self._seq_lens[:num_seqs]),
+            block_tables=tables.unbind(),
+            slot_mappings=slot_mappings.unbind(),
+            positions=torch.from_numpy(self._positions[:num_tokens]),
             num_decodes=0,  # not read on a CPU
-            state_slots=None if self._state_slots is None else self._state_slots[:num_seqs],
+            state_slots=None if slots is None else torch.from_numpy(slots[:num_seqs]),
         )
-        indices = None if shape.is_by_tokens else self._logits_indices[:num_logits]
-        return self._input_ids[:num_tokens], meta, indices
+        indices = self._logits_indices[:num_logits]
+        return (
+            torch.from_numpy(self._input_ids[:num_tokens]),
+            meta,
+            None if shape.is_by_tokens else torch.from_numpy(indices),
+        )
