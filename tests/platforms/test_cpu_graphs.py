@@ -380,7 +380,7 @@ def test_the_shape_that_was_used_least_recently_is_forgotten(
     assert [graphs.may_run(shape) for shape in (a, c, b)] == [True, True, False]
 
 
-@pytest.mark.parametrize("prompt_len", [20, 100], ids=["rows", "too many keys for rows"])
+@pytest.mark.parametrize("prompt_len", [20, 100], ids=["few tokens", "many tokens"])
 def test_a_size_is_captured_when_it_comes_again(prompt_len: int, tmp_path: Path) -> None:
     make_checkpoint("llama3", tmp_path)
     engine = make_engine(tmp_path)
@@ -391,6 +391,21 @@ def test_a_size_is_captured_when_it_comes_again(prompt_len: int, tmp_path: Path)
         tokens_of(run(engine, [(prompt, length)]))
         found.append(num_graphs(engine))
     assert found == [0, 2, 2]
+
+
+def test_few_logits_of_a_graph_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint("llama3", tmp_path)
+    monkeypatch.setattr(graph_runner, "_MAX_UNREAD_LOGITS", 8 * VOCAB_SIZE)
+    engine = make_engine(tmp_path)
+    for prompt_len in (9, 10):  # the last token's logits are read
+        run(engine, [(list(range(3, 3 + prompt_len)), 1)])
+    runner: Any = engine.executor.model_runner
+    assert list(runner._graphs._by_shape) == [
+        graph_runner._GraphShape(9, 9, 9),
+        graph_runner._GraphShape(10, 1, 1),
+    ]
 
 
 @pytest.mark.parametrize("prompt_len", [4, 5, 9])

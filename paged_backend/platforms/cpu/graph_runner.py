@@ -177,10 +177,8 @@ class _Buffers:
         ):
             return None
         num_unread = num_tokens - len(batch.logits_indices)
-        # A state is read and written once for all tokens of a sequence.
-        may_be_empty = self._state_slots is None
         if num_tokens == num_seqs or (
-            may_be_empty and num_tokens <= max_num_rows and num_unread <= self._max_unread
+            num_tokens <= max_num_rows and num_unread <= self._max_unread
         ):
             return _GraphShape(num_tokens, num_tokens, num_tokens)
         return _GraphShape(num_tokens, num_seqs, len(batch.logits_indices))
@@ -190,7 +188,6 @@ class _Buffers:
         num_tokens, num_logits = shape.num_tokens, shape.num_logits
         num_seqs = len(batch.seq_lens)  # the others of the shape have no tokens
         self._query_start_loc[num_seqs + 1 : shape.num_seqs + 1] = num_tokens
-        self._seq_lens[num_seqs : shape.num_seqs] = 0
         self._input_ids[:num_tokens] = batch.input_ids
         self._positions[:num_tokens] = batch.positions
         self._slot_mappings[:, :num_tokens] = batch.slot_mappings
