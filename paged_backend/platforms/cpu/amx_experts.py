@@ -36,6 +36,7 @@ from paged_backend.platforms.cpu.expert_kernels import ExpertWeights, add_ranks,
 from paged_backend.platforms.cpu.layers import activation_bits
 from paged_backend.platforms.cpu.llvm import INT64
 from paged_backend.platforms.cpu.math import emit_maximum, emit_swiglu
+from paged_backend.platforms.cpu.states import prefetch
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
@@ -44,7 +45,6 @@ from paged_backend.platforms.cpu.threads import (
     inlined,
     longs,
 )
-from paged_backend.platforms.cpu.tiles import prefetch
 from paged_backend.platforms.cpu.vectors import FLOATS, load, splat, store_bfloat16
 
 SPARE_ROWS = ROWS - 1

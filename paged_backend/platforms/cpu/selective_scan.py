@@ -23,6 +23,7 @@ from paged_backend.platforms.cpu.states import (
     check_pool,
     fill,
     part_of,
+    prefetch,
     rows_of,
     sequence_at,
 )
@@ -34,7 +35,7 @@ from paged_backend.platforms.cpu.threads import (
     float_of,
     floats,
 )
-from paged_backend.platforms.cpu.tiles import LANES, prefetch
+from paged_backend.platforms.cpu.tiles import LANES
 
 _NO_LIMIT = float(np.finfo(np.float32).max)  # compiled code may assume that no number is infinite
 _BLOCK = 8192  # numbers of a state that all rows of a piece change, before the next ones

@@ -20,6 +20,7 @@ from paged_backend.platforms.cpu.states import (
     check_pool,
     copy,
     part_of,
+    prefetch,
     sequence_at,
 )
 from paged_backend.platforms.cpu.threads import (
@@ -29,7 +30,7 @@ from paged_backend.platforms.cpu.threads import (
     device_variant,
     inlined,
 )
-from paged_backend.platforms.cpu.tiles import LANES, prefetch
+from paged_backend.platforms.cpu.tiles import LANES
 
 _CHUNK = 64  # rows that are prepared at once
 _PROMPT_PANELS = min(MOST_PANELS, 4)  # 64 columns of 128 keys fit in a first-level cache

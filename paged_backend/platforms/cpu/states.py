@@ -20,10 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from paged_backend.platforms.cpu.threads import device_function, floats, ints
-from paged_backend.platforms.cpu.tiles import LANES
+from paged_backend.platforms.cpu.tiles import LANES, emit_prefetch
 
 _LINE = LANES * 4  # bytes of a cache line, and of a vector
 
@@ -95,3 +98,21 @@ def fill(target: int, size: int) -> None:
     numbers = floats(target, size)
     for i in range(size):
         numbers[i] = 0
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _prefetch(context: Any, address: Any) -> Any:
+    """Begin to load the cache line at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit_prefetch(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@device_function
+def prefetch(source: int, size: int) -> None:
+    """Begin to load `size` float32 at an address, of which a cache line has LANES."""
+    for i in range(0, size, LANES):
+        _prefetch(source + i * 4)

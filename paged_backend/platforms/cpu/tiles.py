@@ -118,24 +118,6 @@ def emit_prefetch(builder: Any, address: Any) -> None:
     builder.call(function, [builder.bitcast(address, pointer), _READ, _ALL_CACHES, _DATA])
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def _prefetch(context: Any, address: Any) -> Any:
-    """Begin to load the cache line at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit_prefetch(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-@device_function
-def prefetch(source: int, size: int) -> None:
-    """Begin to load `size` float32 at an address, of which a cache line has LANES."""
-    for i in range(0, size, LANES):
-        _prefetch(source + i * 4)
-
-
 def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, args: Any) -> None:
     """Emit C = A @ B, plus what the sums begin with; they are in registers over the depth.
 

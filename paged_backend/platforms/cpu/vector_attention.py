@@ -23,12 +23,9 @@ from paged_backend.platforms.cpu.threads import (
     device_variant,
     inlined,
 )
-from paged_backend.platforms.cpu.tiles import LANES, make_multiply, prefetch
+from paged_backend.platforms.cpu.tiles import LANES, make_multiply
 
 _ROWS = 24  # two tiles of registers
-# Keys from a block that is read to the one that is prefetched, if a block is not larger. The
-# processor's own prefetches end with a page, and so does a head's part of a block.
-_AHEAD = 64
 
 
 def _make_products(stored: StoredNumbers) -> Products:
@@ -50,17 +47,11 @@ def _make_products(stored: StoredNumbers) -> Products:
                 scores[i] *= scales[i] * factor
 
     @device_variant(stored.name)
-    def place_of(step: Step, pool: Any, seq: int, head: int, position: int) -> Any:
-        """Return the address of a head's keys, or values, in the block that holds a position."""
-        start = step.table[seq, position // step.block_size] * pool.shape[1]
+    def keys_of(step: Step, seq: int, head: int, position: int) -> Any:
+        """Return the address of the keys of a head in the block that holds a position."""
+        start = step.table[seq, position // step.block_size] * step.keys.shape[1]
         start += head * step.out.shape[2] * step.block_size
-        return np.int64(pool.ctypes.data) + start * size
-
-    @device_variant(stored.name)
-    def begin_to_load(step: Step, pool: Any, seq: int, head: int, position: int) -> None:
-        """Prefetch a head's keys, or values, of the block that holds a position."""
-        num_words = step.out.shape[2] * step.block_size * size // 4
-        prefetch(place_of(step, pool, seq, head, position), num_words)
+        return np.int64(step.keys.ctypes.data) + start * size
 
     @inlined
     def score(
@@ -75,21 +66,14 @@ def _make_products(stored: StoredNumbers) -> Products:
     ) -> None:
         """Multiply queries by the keys of a chunk, one or two blocks at a time."""
         head_dim, block_size = step.out.shape[2], step.block_size
-        ahead = max(_AHEAD, block_size)
         offset = skipped
         while offset < num_keys:
-            keys = place_of(step, step.keys, seq, head, base + offset)
+            keys = keys_of(step, seq, head, base + offset)
             count, next_panel = 1, LANES * size // 4
             # Two panels take fewer instructions; the next one may be anywhere.
             if block_size == LANES and offset + LANES < num_keys:
                 count = 2
-                following = place_of(step, step.keys, seq, head, base + offset + LANES)
-                next_panel = (following - keys) // 4
-            for later in range(offset + ahead, offset + ahead + count * block_size, block_size):
-                if later < num_keys:
-                    begin_to_load(step, step.keys, seq, head, base + later)
-                elif later - num_keys + skipped < num_keys:  # the first values come next
-                    begin_to_load(step, step.values, seq, head, base + later - num_keys + skipped)
+                next_panel = (keys_of(step, seq, head, base + offset + LANES) - keys) // 4
             multiply(
                 *(rows, count * block_size, np.int64(scratch.queries.ctypes.data), head_dim),
                 *(keys, block_size * size // 4, next_panel),
@@ -114,21 +98,17 @@ def _make_products(stored: StoredNumbers) -> Products:
         num_keys: int,
     ) -> None:
         """Add the values of a chunk, weighted, to the sums, block by block."""
-        block_size, head_dim = step.block_size, step.out.shape[2]
-        ahead = max(_AHEAD, block_size)
+        block_size, head_dim, stride = step.block_size, step.out.shape[2], step.values.shape[1]
+        first = np.int64(step.values.ctypes.data) + head * head_dim * block_size * size
         for offset in range(skipped, num_keys, block_size):
+            block = step.table[seq, (base + offset) // block_size]
             here = min(block_size, num_keys - offset)
-            if offset + ahead < num_keys:
-                begin_to_load(step, step.values, seq, head, base + offset + ahead)
-            elif base + offset + ahead < step.seq_lens[seq]:  # keys of the next chunk
-                begin_to_load(step, step.keys, seq, head, base + offset + ahead)
             if has_scales:
-                block = step.table[seq, (base + offset) // block_size]
                 scale_scores(step, scratch, rows, (block, 1, head), offset, here)
             multiply(
                 *(rows, head_dim, np.int64(scratch.scores.ctypes.data) + offset * 4),
                 scratch.scores.shape[1],
-                place_of(step, step.values, seq, head, base + offset),
+                first + block * stride * size,
                 *(head_dim * size // 4, LANES * size // 4),
                 *(np.int64(scratch.sums.ctypes.data), head_dim, here),
                 *(np.int64(scratch.sums.ctypes.data), head_dim),
