@@ -30,7 +30,7 @@ from paged_backend.values.options.scheduling import StepLimits
 _ARENA_BYTES = 2**28  # bytes of a step's activations; larger steps run without a graph
 _MAX_SHAPES = 512  # that are remembered, with their graphs
 _MAX_ROWS = 64  # tokens of a step whose graph depends on their number alone
-_MAX_UNREAD_LOGITS = 2**19  # of such a step; more would take the time that a graph saves
+_MAX_UNREAD_LOGITS = 2**19  # logits of such a step; more would take the time that a graph saves
 
 
 class CpuGraphRunner(CpuModelRunner):
