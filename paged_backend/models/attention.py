@@ -35,7 +35,8 @@ class AttentionMetadata:
 
     The step computes the last tokens of each sequence. For sequence `s`, they are the rows
     `query_start_loc[s]:query_start_loc[s + 1]` of the batch. The sequence then has `seq_lens[s]`
-    tokens in total. All tensors are contiguous. Each KV cache group, in their order, has a separate
+    tokens in total. On a CPU, the last sequences may have no rows; their other entries may be
+    anything. All tensors are contiguous. Each KV cache group, in their order, has a separate
     block table and slot mapping. An entry of a block table may be anything if no token of the step
     sees a token of this block: the block may have another owner, so it must not be read.
 

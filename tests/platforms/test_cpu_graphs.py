@@ -393,19 +393,29 @@ def test_a_size_is_captured_when_it_comes_again(prompt_len: int, tmp_path: Path)
     assert found == [0, 2, 2]
 
 
-def test_few_logits_of_a_graph_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def shapes(engine: Engine) -> list[tuple[int, int, int]]:
+    """The numbers of tokens, sequences and logits of the shapes of all steps so far."""
+    runner: Any = engine.executor.model_runner
+    return [shape[:3] for shape in runner._graphs._by_shape]
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3-next"])
+def test_a_graph_computes_few_logits_that_nobody_reads(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_checkpoint("llama3", tmp_path)
+    make_checkpoint(family, tmp_path)
     monkeypatch.setattr(graph_runner, "_MAX_UNREAD_LOGITS", 8 * VOCAB_SIZE)
     engine = make_engine(tmp_path)
     for prompt_len in (9, 10):  # the last token's logits are read
         run(engine, [(list(range(3, 3 + prompt_len)), 1)])
-    runner: Any = engine.executor.model_runner
-    assert list(runner._graphs._by_shape) == [
-        graph_runner._GraphShape(9, 9, 9),
-        graph_runner._GraphShape(10, 1, 1),
-    ]
+    assert shapes(engine) == [(9, 9, 9), (10, 1, 1)]
+
+
+def test_a_step_of_which_nobody_reads_logits_computes_none(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path)
+    engine = make_engine(tmp_path, max_num_batched_tokens=8, max_num_seqs=8)
+    run(engine, [(list(range(3, 15)), 1)])
+    assert shapes(engine) == [(8, 1, 0), (4, 4, 4)]
 
 
 @pytest.mark.parametrize("prompt_len", [4, 5, 9])

@@ -29,8 +29,8 @@ from paged_backend.values.options.scheduling import StepLimits
 
 _ARENA_BYTES = 2**28  # bytes of a step's activations; larger steps run without a graph
 _MAX_SHAPES = 512  # that are remembered, with their graphs
-_MAX_ROWS = 64  # tokens of a step whose graph depends on their number alone
-_MAX_UNREAD_LOGITS = 2**19  # logits of such a step; more would take the time that a graph saves
+_MAX_ROWS = 64  # tokens of a step that may share the graphs of decodes, or max_num_seqs if larger
+_MAX_UNREAD_LOGITS = 2**19  # logits of such a step that nobody reads; more would take too long
 
 
 class CpuGraphRunner(CpuModelRunner):
@@ -93,8 +93,8 @@ class _GraphShape(NamedTuple):
     """The sizes that the arguments of a step's kernels depend on.
 
     If there are as many sequences as tokens, each token has logits, and the last sequences may have
-    no tokens. So decodes, drafts, tokens that a grammar forces and short prompts share the graphs
-    of their number of tokens.
+    no tokens. So decodes, drafts, tokens that a grammar forces and short prompts share graphs,
+    unless too many logits would not be read.
     """
 
     num_tokens: int
@@ -104,7 +104,7 @@ class _GraphShape(NamedTuple):
 
     @property
     def is_by_tokens(self) -> bool:
-        """Return True if the shape depends on the number of tokens alone."""
+        """Return True if steps of any sequences with this number of tokens have the shape."""
         return self.num_seqs == self.num_tokens
 
 
@@ -176,12 +176,11 @@ class _Buffers:
             or len(batch.other_indices)
         ):
             return None
-        num_unread = num_tokens - len(batch.logits_indices)
-        if num_tokens == num_seqs or (
-            num_tokens <= max_num_rows and num_unread <= self._max_unread
-        ):
+        num_logits = len(batch.logits_indices)
+        has_few_unread = num_logits > 0 and num_tokens - num_logits <= self._max_unread
+        if num_tokens == num_seqs or (num_tokens <= max_num_rows and has_few_unread):
             return _GraphShape(num_tokens, num_tokens, num_tokens)
-        return _GraphShape(num_tokens, num_seqs, len(batch.logits_indices))
+        return _GraphShape(num_tokens, num_seqs, num_logits)
 
     def fill(self, shape: _GraphShape, batch: InputBatch, tables: Ints) -> None:
         """Copy the inputs of a step of a shape."""
